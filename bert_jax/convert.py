@@ -16,6 +16,19 @@ _TO = flags.DEFINE_string(
     '(needs onnx and onnxruntime), or stablehlo (only the encoder).')
 _OPSET = flags.DEFINE_integer(
     'opset', None, "The version of ONNX's operators, by default 18.")
+_QUANTIZE = flags.DEFINE_enum(
+    'quantize', None, ['int8'],
+    'With --to=onnx: also write onnx/model_quantized.onnx, and compare the two files.')
+_EVAL = flags.DEFINE_string(
+    'eval', '', 'With --quantize: examples of a classifier, whose accuracy counts, or JSON '
+    'lines with a "text".')
+_FIELDS = flags.DEFINE_list(
+    'fields', [], 'With --eval: fields of `data` that say how to read it, such as '
+    'format=glue/sst2.')
+_MOST_LOST = flags.DEFINE_float(
+    'most_lost', None,
+    'With --quantize: the largest loss of the accuracy, or without --eval of a classifier '
+    'of the mean cosine of the outputs; by default 0.05.')
 _VERIFY = flags.DEFINE_bool(
     'verify', False,
     'Write nothing. Check that --input is intact; with --output: that both are equal; '
@@ -28,6 +41,7 @@ _PUSH = flags.DEFINE_string(
 
 def _main(argv: list[str]):
   errors.require(bool(_INPUT.value), 'give --input=DIR, the model to convert')
+  _check_quantize()
   overwrite = overwrite_flag.get('--output', _OUTPUT.value)
   from bert_jax.interop import conversion  # after the flags: JAX is slow to import
   from bert_jax.runtime import storage
@@ -36,6 +50,31 @@ def _main(argv: list[str]):
                        step=checkpoint_flags.STEP.value,
                        allow_older=checkpoint_flags.ALLOW_OLDER.value, push=_PUSH.value,
                        overwrite=overwrite, opset=_OPSET.value)
+    if _QUANTIZE.value:
+      _quantize()
+
+
+def _check_quantize():
+  """Raises UserError for a flag without effect."""
+  is_onnx = _TO.value == 'onnx' and not _VERIFY.value
+  errors.require(is_onnx or not _QUANTIZE.value,
+                 '--quantize has no effect here: it is for --to=onnx without --verify')
+  for flag, value in (('eval', _EVAL.value), ('fields', _FIELDS.value),
+                      ('most_lost', _MOST_LOST.value is not None)):
+    errors.require(_QUANTIZE.value or not value,
+                   f'--{flag} has no effect here: it is for --quantize=int8')
+
+
+def _quantize():
+  from etils import epath
+
+  from bert_jax.evaluation import quantized
+  from bert_jax.interop import load
+  from bert_jax.interop.onnx_export import folder
+  model = load.load(_INPUT.value, checkpoint_flags.STEP.value,
+                    checkpoint_flags.ALLOW_OLDER.value)
+  quantized.quantize(folder.exported(model), _INPUT.value, epath.Path(_OUTPUT.value),
+                     data=_EVAL.value, fields=_FIELDS.value, most_lost=_MOST_LOST.value)
 
 
 if __name__ == '__main__':

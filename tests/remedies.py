@@ -67,6 +67,8 @@ RULES = (
     # ---- choices: each of those that are named comes past the check ------------------------------
     (r'--to=torch is unknown: use .*(bert_jax)', r'--to=\1'),
     (r'(--opset)=17 must lie in \[(18)', r'\1=\2'),
+    (r'--quantize has no effect here: it is for (--to=onnx)', r'\1', r'~--quantize'),
+    (r'(--most_lost) has no effect here: it is for (--quantize=int8)', r'~\1', r'\2'),
     (r'(--opset) has no effect here: it is for (--to=onnx)', r'~\1', r'\2'),
     (r'--task=translate is unknown: use (?P<choices>[\w, -]+)',
      r'? --task=\g<choice> --input=texts.jsonl'),

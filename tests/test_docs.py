@@ -147,6 +147,9 @@ def test_command(line, run, workdir, tmp_path, corpus_file, fine_tuned):
     (tmp_path / 'pairs.jsonl').write_text('{"query": "the king 1", "positive": "the king 1"}\n')
     line = line.replace('pairs.jsonl', f'{tmp_path}/pairs.jsonl').replace(
         '=corpus.jsonl', f'={tmp_path}/corpus.jsonl').replace('=0.05', '=0')
+  if '--eval=SST-2' in line:
+    (tmp_path / 'dev.tsv').write_text('sentence\tlabel\n' + 'the king\t1\na tree\t0\n' * 8)
+    line = line.replace('SST-2/dev.tsv', f'{tmp_path}/dev.tsv') + ' --most_lost=1'
   if re.search(r'bert_jax\.(convert|explore|mine)', line):
     line = line.replace('exported/', f'{workdir}/exported/')
   if '--view' in line:  # words that the small vocabulary knows

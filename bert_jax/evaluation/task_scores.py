@@ -74,6 +74,14 @@ def _check_labels(files: finetuning_data.ExampleFiles, model: Pretrained, name: 
           f'{", ".join(files.labels)}')
 
 
+def read(name: str, model: Pretrained, kind: type[task_kind.TaskKind], data: str,
+         fields: Sequence[str] = ()) -> Sequence[Any]:
+  """Reads the examples of a file as the run of the model read its own."""
+  config = _config(name, model, kind, fields)
+  return finetuning_data.not_empty(
+      kind.files.read(data, config.data, 'validation', []), data)
+
+
 def evaluate(name: str, bert: Bert, data: str, *, task: str = '',
              fields: Sequence[str] = (), max_len: int = 0,
              batch_size: int = 32) -> Report:

@@ -14,13 +14,13 @@ from bert_jax.interop import (
   hub,
   huggingface,
   native,
-  onnx_folder,
   sentence_transformers,
   stablehlo,
   text_layout,
   verify,
 )
 from bert_jax.interop import load as load_lib
+from bert_jax.interop.onnx_export import folder as onnx_folder
 from bert_jax.interop.pretrained import Pretrained
 from bert_jax.runtime import storage
 from bert_jax.runtime.console import print_summary

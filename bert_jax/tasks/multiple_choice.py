@@ -86,6 +86,7 @@ class ChoiceKind(task_kind.TaskKind):
   files = ChoiceFiles
   parameter_groups = ('pooler', 'classifier')
   head = BertForMultipleChoice
+  scores_choices = True
   transformers = 'ForMultipleChoice'
   fields = ('text',)
   optional = ('choices',)

@@ -225,6 +225,8 @@ class QuestionKind(task_kind.TaskKind):
   files = QuestionFiles
   parameter_groups = ('qa_outputs',)
   head = BertForQuestionAnswering
+  outputs = ('start_logits', 'end_logits')
+  scores_tokens = True
   transformers = 'ForQuestionAnswering'
   fields = ('question', 'context')
 

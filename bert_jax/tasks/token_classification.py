@@ -207,6 +207,7 @@ class TokenKind(task_kind.TaskKind):
   files = TokenFiles
   parameter_groups = ('classifier',)
   head = BertForTokenClassification
+  scores_tokens = True
   transformers = 'ForTokenClassification'
   fields = ('text',)
 

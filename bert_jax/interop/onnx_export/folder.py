@@ -1,7 +1,7 @@
 """Writes a model as ONNX, in the layout that optimum and sentence-transformers read.
 
 The folder has `onnx/model.onnx`, config.json, the tokenizer, and the modules of an
-embedder. Any runtime of ONNX reads the file; `onnx_programs` says what it computes.
+embedder. Any runtime of ONNX reads the file; `functions` says what it computes.
 """
 
 from collections.abc import Iterator, Mapping
@@ -16,10 +16,10 @@ from bert_jax.data.tokenizers import reader as tokenizer_reader
 from bert_jax.errors import UserError, require
 from bert_jax.interop import (
   huggingface,
-  onnx_programs,
   sentence_transformers,
   tokenizer_checks,
 )
+from bert_jax.interop.onnx_export import functions
 from bert_jax.interop.pretrained import Pretrained
 
 FILE, QUANTIZED = 'onnx/model.onnx', 'onnx/model_quantized.onnx'
@@ -73,15 +73,15 @@ def save(model: Pretrained, directory: epath.Path, opset: int | None = None):
   check_installed()
   import onnx  # an extra, and slow to import
 
-  from bert_jax.interop import onnx_graph
+  from bert_jax.interop.onnx_export import trace
 
   opset, newest = opset or OPSET, onnx.defs.onnx_opset_version()
   require(OPSET <= opset <= newest,
           f'--opset={opset} must lie in [{OPSET}, {newest}]: older operators lack what '
           'the graph needs')
-  program = onnx_programs.program(model)
+  function = functions.function(model)
   try:
-    graph = onnx_graph.convert(program.run, program.inputs, program.outputs,
+    graph = trace.convert(function.run, function.inputs, function.outputs,
                                longest=model.config.max_positions, opset=opset)
   except NotImplementedError as e:
     raise UserError(
@@ -91,7 +91,7 @@ def save(model: Pretrained, directory: epath.Path, opset: int | None = None):
     model.sentence.write(directory, model.config.hidden_size)
   (directory / 'README.md').write_text(_README.format(
       title=f'BERT, {model.config.num_layers} layers of {model.config.hidden_size},',
-      inputs=', '.join(program.inputs), outputs=', '.join(program.outputs),
+      inputs=', '.join(function.inputs), outputs=', '.join(function.outputs),
       longest=model.config.max_positions))
   path = directory / FILE
   path.parent.mkdir(parents=True, exist_ok=True)
@@ -137,21 +137,21 @@ def compare(model: Pretrained, directory: epath.Path) -> Iterator[tuple[str, str
   Raises:
     UserError: the outputs differ.
   """
-  program, opened = onnx_programs.program(model), session(directory / FILE)
-  run, worst = jax.jit(program.run), dict.fromkeys(program.outputs, 0.0)
-  for sample in _samples(model, program.inputs['input_ids']):
-    inputs = {name: sample[name] for name in program.inputs}
+  function, opened = functions.function(model), session(directory / FILE)
+  run, worst = jax.jit(function.run), dict.fromkeys(function.outputs, 0.0)
+  for sample in _samples(model, function.inputs['input_ids']):
+    inputs = {name: sample[name] for name in function.inputs}
     expected = run(*(x.astype(np.int32) for x in inputs.values()))
     is_token = inputs['attention_mask'] > 0
     for name, ours, theirs in zip(worst, expected, opened.run(None, inputs), strict=True):
       difference = np.abs(np.asarray(ours) - theirs)
-      if onnx_programs.has_tokens(model, name):
+      if functions.has_tokens(model, name):
         difference = difference[is_token]
       worst[name] = max(worst[name], float(np.max(difference)))
   for name, difference in worst.items():
     require(difference <= TOLERANCE,
             f'{directory / FILE}: the {name} differ by {difference:.2g} (at most '
             f'{TOLERANCE} is rounding)')
-    yield name, f'in onnxruntime, differ from the source by at most {difference:.2g}'
+    yield 'outputs', f'{name}: onnxruntime differs by at most {difference:.2g}'
   yield from tokenizer_checks.compare(
       model.tokenizer, tokenizer_reader.load(directory), directory)

@@ -21,7 +21,7 @@ from bert_jax.model.layers import activation
 from bert_jax.tasks import task_list
 
 
-class Program(NamedTuple):
+class Function(NamedTuple):
   """A function for the graph.
 
   Attributes:
@@ -86,11 +86,11 @@ def _run(model: Pretrained, tokens: Tokens) -> tuple[jax.Array, ...]:
   params, layout = jax.tree.map(jnp.asarray, model.params), model.sentence
   first = jnp.zeros_like(tokens.ids[:, :1])
   if model.task:
-    head = task_list.WITH_HEAD[model.task].head(config, len(model.labels))
-    logits = head.apply(params, tokens, first)
-    if model.task == 'question_answering':
-      return logits[..., 0], logits[..., 1]
-    return (logits if model.task == 'token_classification' else logits[:, 0],)
+    kind = task_list.WITH_HEAD[model.task]
+    logits = kind.head(config, len(model.labels)).apply(params, tokens, first)
+    if len(kind.outputs) > 1:
+      return tuple(logits[..., i] for i in range(len(kind.outputs)))
+    return (logits if kind.scores_tokens else logits[:, 0],)
   hidden = architectures.make_encoder(config).apply(
       {'params': params['params']['bert']}, tokens, method='encode')
   if isinstance(layout, SentenceLayout):
@@ -112,9 +112,9 @@ def _run(model: Pretrained, tokens: Tokens) -> tuple[jax.Array, ...]:
 
 def _outputs(model: Pretrained) -> tuple[str, ...]:
   """The names of the outputs, as in optimum's exports."""
-  if model.task == 'question_answering':
-    return 'start_logits', 'end_logits'
-  if model.task or 'rtd' in model.groups:
+  if model.task:
+    return task_list.WITH_HEAD[model.task].outputs
+  if 'rtd' in model.groups:
     return ('logits',)
   if isinstance(model.sentence, SentenceLayout):
     return 'last_hidden_state', 'sentence_embedding'
@@ -127,12 +127,12 @@ def _outputs(model: Pretrained) -> tuple[str, ...]:
 
 def has_tokens(model: Pretrained, output: str) -> bool:
   """Whether an output has a value for each token, so that values at padding mean nothing."""
-  if output == 'logits':
-    return model.task in ('', 'token_classification')
+  if model.task:
+    return task_list.WITH_HEAD[model.task].scores_tokens
   return output not in ('sentence_embedding', 'seq_relationship_logits')
 
 
-def program(model: Pretrained) -> Program:
+def function(model: Pretrained) -> Function:
   """Returns the function of a model, by its task, its way to embed texts, or its heads."""
   c = model.config
   has_types = c.has_segments and c.type_vocab_size > 1
@@ -148,5 +148,6 @@ def program(model: Pretrained) -> Program:
     return (outputs[0].reshape(shape[:2]),) if len(shape) == 3 else outputs
 
   names = ('input_ids', *(['token_type_ids'] if has_types else []), 'attention_mask')
-  axes = 'b, c, l' if model.task == 'multiple_choice' else 'b, l'
-  return Program(run, dict.fromkeys(names, axes), _outputs(model))
+  has_choices = model.task and task_list.WITH_HEAD[model.task].scores_choices
+  axes = 'b, c, l' if has_choices else 'b, l'
+  return Function(run, dict.fromkeys(names, axes), _outputs(model))

@@ -1,0 +1,120 @@
+"""Quantizes a model in ONNX to int8, and measures what is lost.
+
+The weights of matrix products become int8, with a scale for each output, and their other
+factors are quantized as the model runs (Jacob et al. 2018, arXiv:1712.05877;
+onnxruntime's dynamic quantization). The table compares both files on the same texts.
+"""
+
+from collections.abc import Sequence
+import logging
+import time
+
+from etils import epath
+import numpy as np
+
+from bert_jax.data import inputs as inputs_lib
+from bert_jax.errors import require
+from bert_jax.evaluation import task_scores
+from bert_jax.interop.onnx_export import folder, functions
+from bert_jax.interop.pretrained import Pretrained
+from bert_jax.interop.tokenizer_checks import HOSTILE
+from bert_jax.labelled import table
+from bert_jax.runtime import console
+from bert_jax.tasks import task_list
+
+KINDS = ('int8',)
+MOST_LOST = 0.05  # of the cosine or of the accuracy, unless the user gives another bound
+_ROWS = 32  # texts in a batch
+_LONGEST = 512  # tokens of a text, for a model that says nothing
+
+
+class _Texts:
+  """The texts that both files run on: batches, and the classes if they are known."""
+
+  def __init__(self, model: Pretrained, name: str, data: str, fields: Sequence[str]):
+    texts, self.classes = self._read(model, name, data, fields)
+    longest = (model.sentence.max_len if model.sentence else
+               model.facts.get('max_len')) or _LONGEST
+    inputs, _ = inputs_lib.text_inputs(texts, model.tokenizer,
+                                       min(longest, model.config.max_positions))
+    self.batches = [self._batch(inputs[i:i + _ROWS], model.tokenizer.pad_id)
+                    for i in range(0, len(inputs), _ROWS)]
+
+  def _read(self, model, name, data, fields):
+    if not data:
+      return [(text,) for text in HOSTILE if text.strip()], None
+    if model.task == 'sequence_classification' and model.problem == 'single_label':
+      examples = task_scores.read(name, model, task_list.ALL[model.task], data, fields)
+      classes = [model.labels.index(str(example.label)) for example in examples]
+      return [tuple(filter(None, (example.text, example.text_pair)))
+              for example in examples], np.array(classes)
+    require(not fields, '--fields has no effect here: it is for a classifier')
+    return [(row.text('text'),) for row in table.read_jsonl(data)], None
+
+  def _batch(self, inputs, pad_id: int) -> dict[str, np.ndarray]:
+    numbers = np.arange(len(inputs))
+    tokens = inputs_lib.place(inputs, numbers, numbers, rows=len(inputs), slots=1,
+                              length=max(len(x.ids) for x in inputs), pad_id=pad_id).tokens
+    return {'input_ids': tokens.ids, 'token_type_ids': tokens.type_ids,
+            'attention_mask': tokens.text_ids}
+
+
+def _run(path: epath.Path, texts: _Texts, output: str,
+         has_tokens: bool) -> tuple[np.ndarray, float]:
+  """Runs a file; returns the vectors of all texts or tokens [n, D], and the seconds."""
+  session = folder.session(path)
+  names = [x.name for x in session.get_inputs()]
+  vectors, began = [], time.monotonic()
+  for batch in texts.batches:
+    result, = session.run([output], {name: batch[name].astype(np.int64) for name in names})
+    vectors.append(result[batch['attention_mask'] > 0] if has_tokens else result)
+  return np.concatenate(vectors).reshape(sum(map(len, vectors)), -1), (
+      time.monotonic() - began)
+
+
+def quantize(model: Pretrained, name: str, directory: epath.Path, *, data: str = '',
+             fields: Sequence[str] = (), most_lost: float | None = None):
+  """Writes the int8 file beside the float32 one, and prints the table of both.
+
+  Args:
+    model: the source of the folder, from `folder.exported`.
+    name: its name, for messages.
+    directory: a folder of `folder.save`.
+    data: for a classifier, a file of examples, whose accuracy counts; for other models,
+      JSON lines with a 'text'. '' = a few hundred strings, whose outputs count.
+    fields: fields of the config group `data`, which say how to read `data`.
+    most_lost: the largest loss, of the accuracy or of the mean cosine of the outputs.
+
+  Raises:
+    UserError: the file loses more. The int8 file is then not kept.
+  """
+  from onnxruntime import quantization  # an extra, and slow to import
+
+  texts = _Texts(model, name, data, fields)
+  most_lost = MOST_LOST if most_lost is None else most_lost
+  source, target = directory / folder.FILE, directory / folder.QUANTIZED
+  # The package advises a step that changes nothing here.
+  logging.getLogger().setLevel(logging.ERROR)
+  quantization.quantize_dynamic(str(source), str(target), per_channel=True,
+                                weight_type=quantization.QuantType.QInt8)
+  output = functions.function(model).outputs[-1]
+  has_tokens = functions.has_tokens(model, output)
+  (whole, slow), (short, fast) = (_run(path, texts, output, has_tokens)
+                                  for path in (source, target))
+  lengths = np.linalg.norm(whole, axis=1) * np.linalg.norm(short, axis=1)
+  cosines = np.sum(whole * short, axis=1) / np.maximum(lengths, 1e-12)
+  lost, what = 1 - float(cosines.mean()), 'cosine'
+  rows = [('size', [f'{path.stat().length / 1e6:.1f} MB' for path in (source, target)]),
+          ('seconds', [f'{slow:.2f}', f'{fast:.2f}']),
+          ('cosine', ['1', f'{cosines.mean():.6f} (least {cosines.min():.6f})'])]
+  if texts.classes is not None:
+    right = [float(np.mean(x.argmax(1) == texts.classes)) for x in (whole, short)]
+    lost, what = right[0] - right[1], 'accuracy'
+    rows.append(('accuracy', [f'{x:.4f}' for x in right]))
+  console.print_summary([('', 'float32, then int8')] + [
+      (title, ', '.join(cells)) for title, cells in rows])
+  if lost > most_lost:
+    target.unlink()
+  require(lost <= most_lost,
+          f'int8 loses {lost:.2g} of the {what}, more than --most_lost={most_lost:g}: '
+          f'{target} was not kept')

@@ -1,0 +1,60 @@
+"""int8: the table has the true accuracy of both files, and a bound is kept."""
+
+import re
+
+from etils import epath
+import numpy as np
+import onnx
+import pytest
+
+from bert_jax.errors import UserError
+from bert_jax.evaluation import quantized, task_scores
+from bert_jax.inference import bert as bert_lib
+from bert_jax.interop import load
+from bert_jax.interop.onnx_export import folder
+from tests import made_tasks
+from tests.interop import test_onnx
+
+
+def written(model, path):
+  folder.save(folder.exported(model), epath.Path(path))
+  return epath.Path(path)
+
+
+def test_the_accuracy_of_a_classifier(tmp_path, capsys):
+  source = made_tasks.with_head(tmp_path / 'model', 'sequence_classification', ('no', 'yes'))
+  data = made_tasks.sequences(tmp_path / 'dev.tsv', 200)
+  model = load.load(source)
+  out = written(model, tmp_path / 'out')
+  quantized.quantize(model, source, out, data=data, most_lost=1.0)
+  table = capsys.readouterr().out
+  whole, short = map(float, re.search(r'accuracy +([\d.]+), ([\d.]+)', table).groups())
+  scores = task_scores.evaluate(source, bert_lib.load(source), data).facts
+  assert whole == pytest.approx(scores['accuracy'], abs=1e-4) and abs(whole - short) < 0.1
+  sizes = [(out / name).stat().length for name in (folder.FILE, folder.QUANTIZED)]
+  assert sizes[1] < sizes[0]
+  weights = [x for x in onnx.load(str(out / folder.QUANTIZED)).graph.initializer
+             if x.data_type == onnx.TensorProto.INT8]
+  assert len(weights) >= 2 * 4  # of each layer: qkv, out, up, down
+
+
+@pytest.mark.parametrize('kind', ['embedder', 'masked_lm', 'token_classification'])
+def test_the_cosine_of_outputs(kind, tmp_path, capsys):
+  model = folder.exported(test_onnx.make('bert', kind))
+  out = written(model, tmp_path / 'out')
+  (tmp_path / 'texts.jsonl').write_text('{"text": "w1 w2 good"}\n{"text": "n1 is bad ."}\n')
+  quantized.quantize(model, 'model', out, data=str(tmp_path / 'texts.jsonl'), most_lost=0.2)
+  mean, least = map(float, re.search(r'cosine +1, ([\d.]+) \(least (-?[\d.]+)\)',
+                                     capsys.readouterr().out).groups())
+  assert 0.8 < mean < 1 and least <= mean
+  with pytest.raises(UserError, match='of the cosine, more than --most_lost=0: .* was not kept'):
+    quantized.quantize(model, 'model', out, most_lost=0)
+  assert not (out / folder.QUANTIZED).exists() and (out / folder.FILE).exists()
+
+
+def test_mistakes(tmp_path):
+  model = folder.exported(test_onnx.make('bert', 'embedder'))
+  out = written(model, tmp_path / 'out')
+  with pytest.raises(UserError, match='--fields has no effect here'):
+    quantized.quantize(model, 'model', out, data='x', fields=['format=glue/sst2'])
+  assert np.all([path.name == 'model.onnx' for path in (out / 'onnx').iterdir()])
