@@ -1,10 +1,24 @@
 """bert_jax: the BERT code base for JAX."""
 
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+  from ml_collections import ConfigDict
+
+  from bert_jax.inference.bert import Bert
+
 __version__ = '0.1.0'  # pyproject.toml reads it here
 
 
-def from_pretrained(directory: str, step: int | None = None, allow_older: bool = False):
-  """Loads a trained model: a `bert_jax.inference.bert.Bert`.
+# Local imports, so that `import bert_jax` does not start JAX.
+
+
+def from_pretrained(directory: str, step: int | None = None,
+                    allow_older: bool = False) -> Bert:
+  """Loads a trained model.
 
   Args:
     directory: a workdir, a checkpoint of bert_jax, a Hugging Face folder or hub name.
@@ -14,6 +28,32 @@ def from_pretrained(directory: str, step: int | None = None, allow_older: bool =
   Raises:
     UserError: `directory` has no intact model.
   """
-  # A local import, so that `import bert_jax` does not start JAX.
   from bert_jax.inference import bert
   return bert.load(directory, step, allow_older)
+
+
+def train(config: str | ConfigDict, workdir: str,
+          fields: Mapping[str, Any] | None = None) -> Bert:
+  """Trains a model, or resumes the run in the workdir, and loads the result.
+
+  Args:
+    config: the name of a config of bert_jax ('tiny'), a config file, or a config.
+    workdir: a folder, local or gs://.
+    fields: other values of fields of the config: {'optimizer.learning_rate': 1e-4}. As on
+      the command line, each must have an effect.
+
+  Raises:
+    UserError: a mistake in the config, the data or the workdir.
+  """
+  from bert_jax import config as config_lib
+  from bert_jax import config_files
+  from bert_jax.config_fields import changed
+  from bert_jax.runs import run
+
+  if isinstance(config, str):
+    config = config_files.load(config_files.find(config))
+  fields = dict(fields or {})
+  config_lib.check_overrides(config, [f'--config.{name}' for name in fields])
+  defaults = config_lib.flat(config)
+  run.run(changed(config, fields), workdir, {name: defaults[name] for name in fields})
+  return from_pretrained(workdir)

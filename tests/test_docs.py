@@ -180,8 +180,12 @@ def test_command(line, run, workdir, tmp_path, corpus_file, fine_tuned):
   run(line)
 
 
-@pytest.mark.parametrize('code', blocks('python'))
-def test_python(code, workdir):
+@pytest.mark.parametrize('code', [
+    pytest.param(code, marks=pytest.mark.slow) if 'bert_jax.train(' in code else code
+    for code in blocks('python')])
+def test_python(code, workdir, fine_tuned):
+  for name, model in fine_tuned.items():
+    code = code.replace(f"'{name}'", f"'{model}'")
   done = subprocess.run([sys.executable, '-c', code], cwd=workdir, capture_output=True, text=True,
                         env={**os.environ, 'PYTHONPATH': str(ROOT)})
   assert done.returncode == 0, done.stderr
@@ -212,7 +216,7 @@ def test_the_site_is_built(tmp_path):
   interface = (tmp_path / 'api/interface/index.html').read_text()
   shown = set(re.findall(r'id="bert_jax\.inference\.bert\.Bert\.(\w+)"', interface))
   assert shown == {'trained_length', 'encode', 'embed', 'similarity', 'fill_mask', 'next_sentence',
-                   'score'}
+                   'score', 'search', 'rank'}
   assert set(re.findall(r'\bbert\.(\w+)\(', '\n'.join(PAGES.values()))) <= shown
   for page in (tmp_path / 'api').glob('*/index.html'):
     assert not re.search(r'<code>_\w+</code>', page.read_text()), page

@@ -4,7 +4,6 @@ import ast
 import csv
 import pathlib
 import re
-import runpy
 import textwrap
 from typing import Any
 
@@ -12,7 +11,7 @@ from absl import flags
 from ml_collections import ConfigDict, config_flags
 
 from bert_jax import config as config_lib
-from bert_jax import errors
+from bert_jax import config_files, errors
 
 _HOME = pathlib.Path(__file__).parents[1]
 _EXAMPLE = """
@@ -72,14 +71,6 @@ flags.FLAGS['config'].default_as_str = ''  # --help would show None
 # ---- Names and help --------------------------------------------------------------------
 
 
-def _named() -> dict[str, pathlib.Path]:
-  """{name: file} of the configs, sorted."""
-  # A wheel has them inside the package, a checkout next to it.
-  folders = filter(pathlib.Path.is_dir, (_HOME / 'configs', _HOME.parent / 'configs'))
-  paths = [path for folder in folders for path in folder.glob('*.py')]
-  return {path.stem: path for path in sorted(paths)}
-
-
 def _joined(argv: list[str]) -> list[str]:
   """Replaces `--config FILE` with `--config=FILE`."""
   joined, rest = [], iter(argv)
@@ -97,13 +88,7 @@ def with_paths(argv: list[str]) -> list[str]:
   """
   def with_path(argument: str) -> str:
     match = re.fullmatch(r'(--?config=)(\w+)', argument)
-    if not match or pathlib.Path(match[2]).is_file():
-      return argument
-    named = _named()
-    errors.require(match[2] in named,
-                   f'--config={match[2]} is not a file or a config of bert_jax: the '
-                   f'configs are {", ".join(named)}')
-    return f'{match[1]}{named[match[2]]}'
+    return f'{match[1]}{config_files.find(match[2])}' if match else argument
 
   return list(map(with_path, _joined(argv)))
 
@@ -114,7 +99,7 @@ def help_text() -> str:
   for group, (content, file) in GROUPS.items():
     flag = f'--config.{group}.FIELD' if group else '--config.FIELD'
     lines.append(f'  {flag:<25} {content} ({file})')
-  configs = textwrap.fill(f'Configs: {", ".join(_named())}', 100)
+  configs = textwrap.fill(f'Configs: {", ".join(config_files.named())}', 100)
   return '\n'.join([*lines, '', configs])
 
 
@@ -153,12 +138,4 @@ def explain(argv: list[str]):
                                   'one of them')
   path = paths[0]
   _check_file(path)
-  try:
-    config = runpy.run_path(path)['get_config']()
-  except errors.UserError:
-    raise
-  except Exception as e:  # a config file is code, which may raise anything
-    reason = ('it has no get_config()' if isinstance(e, KeyError)
-              else f'{type(e).__name__}: {e}')
-    raise errors.UserError(f'--config={path} cannot be loaded: {reason}') from e
-  config_lib.check_overrides(config, argv[1:])
+  config_lib.check_overrides(config_files.load(path), argv[1:])

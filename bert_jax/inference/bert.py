@@ -12,8 +12,9 @@ from bert_jax.errors import require, require_choice
 from bert_jax.inference import forward
 from bert_jax.inference.loaded_model import LoadedModel, Text, put_tokens
 from bert_jax.interop import load as load_lib
-from bert_jax.interop.sentence_layout import unit
+from bert_jax.interop.sentence_layout import DOCUMENT, QUERY, unit
 from bert_jax.model.pooling import POOLINGS, TOKEN_VECTORS, combine_texts
+from bert_jax.tasks import reranking
 
 # Tokens scored at once; each makes a masked copy of its text.
 _SCORED_AT_ONCE = 4096
@@ -152,6 +153,33 @@ class Bert(LoadedModel):
     function = functools.partial(forward.hidden_states, self.config, layers=layers)
     return [unit(hidden[keep]) if normalize else hidden[keep]
             for hidden, keep in zip(self.per_token(rows, function), is_text)]
+
+  def rank(self, query: str, documents: Sequence[str]) -> list[dict[str, Any]]:
+    """Orders documents by a cross-encoder, the best one first.
+
+    Returns:
+      [{'document': its index, 'score'}]; the scores are those of CrossEncoder.predict.
+    """
+    return reranking.rank(self, [(query, documents)])[0]['ranking']
+
+  def search(self, queries: Sequence[str], documents: Sequence[str],
+             top_k: int = 10) -> list[list[dict[str, Any]]]:
+    """Finds the documents with the largest cosine with each query, the best one first.
+
+    Prompts of the model named 'query' and 'document' (or 'passage', 'corpus') precede the
+    texts. `bert_jax.evaluate --suite=retrieval` searches corpora beyond the memory.
+
+    Returns:
+      For each query at most `top_k` of [{'document': its index, 'score': the cosine}].
+    """
+    vectors = []
+    for texts, names in ((queries, QUERY), (documents, DOCUMENT)):
+      prompt = next((name for name in names if name in self.dense.prompts), None)
+      vectors.append(unit(self.embed(texts, prompt=prompt)))
+    scores = vectors[0] @ vectors[1].T  # [queries, documents]
+    best = np.argsort(-scores, axis=1, kind='stable')[:, :top_k]
+    return [[{'document': int(i), 'score': float(of_query[i])} for i in order]
+            for of_query, order in zip(scores, best)]
 
   def similarity(self, texts: Sequence[Text], others: Sequence[Text] | None = None,
                  **options) -> np.ndarray:

@@ -60,6 +60,51 @@ def test_embeddings_are_those_of_sentence_transformers(minilm):
                              expected[:3] @ expected[:5].T, atol=2e-5)
 
 
+def test_a_search_is_that_of_sentence_transformers(minilm):
+  theirs = sentence_transformers.SentenceTransformer(MINILM, device='cpu')
+  queries = ['Who plays music?', 'money']
+  documents = [text for text in TEXTS[:10] if text]
+  expected = sentence_transformers.util.semantic_search(
+      theirs.encode(queries), theirs.encode(documents), top_k=4)
+  found = minilm.search(queries, documents, top_k=4)
+  assert [len(hits) for hits in found] == [4, 4]
+  for ours, hits in zip(found, expected):
+    np.testing.assert_allclose([x['score'] for x in ours], [x['score'] for x in hits], atol=1e-5)
+    assert ours[0]['document'] == hits[0]['corpus_id']
+  assert len(minilm.search(queries[:1], documents[:2])[0]) == 2
+
+
+def test_a_ranking_is_that_of_a_cross_encoder(tmp_path):
+  theirs = torch_bert.make('BertForSequenceClassification', tmp_path, num_labels=1,
+                           max_position_embeddings=64)
+  bert = bert_jax.from_pretrained(str(tmp_path))
+  documents = ['w1 w2', 'w3', 'w4 w5 w6 w7']
+  tokenizer = transformers.AutoTokenizer.from_pretrained(str(tmp_path))
+  encoded = tokenizer(['w8'] * 3, documents, padding=True, return_tensors='pt')
+  with torch.no_grad():
+    scores = torch.sigmoid(theirs(**encoded).logits[:, 0]).numpy()
+  ranking = bert.rank('w8', documents)
+  assert [x['document'] for x in ranking] == np.argsort(-scores).tolist()
+  np.testing.assert_allclose([x['score'] for x in ranking], np.sort(scores)[::-1], atol=1e-5)
+
+
+def test_train_gives_the_trained_model(tmp_path, corpus_file):
+  fields = {'data.source': corpus_file, 'train_steps': 3, 'optimizer.warmup_steps': 1}
+  config = str(pathlib.Path(__file__).parents[1] / 'tiny.py')
+  bert = bert_jax.train(config, str(tmp_path / 'run'), fields)
+  assert bert.embed(['a king']).shape == (1, 32) and bert.model.facts['steps'] == 3
+  # The same call loads the finished run.
+  again = bert_jax.train(config, str(tmp_path / 'run'), fields)
+  np.testing.assert_array_equal(again.embed(['a king']), bert.embed(['a king']))
+  for name, value, message in (('optimizer.rate', 1e-3, 'unknown config field'),
+                               ('lora.alpha', 2.0, 'lora.rank=0 trains all parameters'),
+                               ('train_steps', -1, 'train_steps=-1')):
+    with pytest.raises(UserError, match=message):
+      bert_jax.train(config, str(tmp_path / 'other'), {**fields, name: value})
+  with pytest.raises(UserError, match='--config=tinny is not a file or a config of bert_jax'):
+    bert_jax.train('tinny', str(tmp_path / 'other'))
+
+
 def test_similarity_has_one_vector_of_length_1_for_each_text(minilm):
   for options in ({'pooling': 'none'}, {'normalize': False}):
     with pytest.raises(UserError, match='pooling cannot be none, and normalize has no effect'):
