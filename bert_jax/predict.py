@@ -28,6 +28,10 @@ _PROMPT = flags.DEFINE_string(
     "prompt before each text, '' = none; by default the model's own.")
 _DIM = flags.DEFINE_integer(
     'dim', None, 'embed: the first entries of each vector, scaled to length 1.')
+_PRECISION = flags.DEFINE_string(
+    'precision', 'float32',
+    'embed: float32, int8 (a range for each entry) or binary (a bit for each entry) in an '
+    'array.')
 _LAYERS = flags.DEFINE_list(
     'layers', ['-1'], 'embed: layers to concatenate, 0 = the embeddings, -1 = the last.')
 _LONG = flags.DEFINE_string(
@@ -46,7 +50,8 @@ _STRICT = flags.DEFINE_bool(
     '{"error": ...}, and the command ends with status 1 after all other lines.')
 
 # {flag: the tasks that use it}
-_USED_BY = dict.fromkeys(('pooling', 'normalize', 'layers', 'max_len', 'dim'), ('embed',)) | {
+_USED_BY = dict.fromkeys(('pooling', 'normalize', 'layers', 'max_len', 'dim',
+                         'precision'), ('embed',)) | {
     'prompt': ('embed', 'reranking', 'sequence_classification', 'sparse_embedding'),
     'null_threshold': ('question_answering',)}
 
@@ -66,7 +71,7 @@ def _main(argv: list[str]):
       null_threshold=_NULL_THRESHOLD.value)
   with storage.exclusive('--output', _OUTPUT.value, _INPUT.value, overwrite=overwrite):
     predictions.run(_TASK.value, _MODEL.value, _INPUT.value, _OUTPUT.value, options,
-                    _STRICT.value, step=checkpoint_flags.STEP.value,
+                    _STRICT.value, _PRECISION.value, step=checkpoint_flags.STEP.value,
                     allow_older=checkpoint_flags.ALLOW_OLDER.value)
 
 

@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from etils import epath
 import numpy as np
 
-from bert_jax.errors import require
+from bert_jax.errors import require, require_choice
 from bert_jax.evaluation.report import Report
-from bert_jax.inference import beir, json_lines, search, stored_vectors
+from bert_jax.inference import beir, json_lines, search, short_vectors, stored_vectors
 from bert_jax.inference.bert import Bert
 from bert_jax.interop.sentence_layout import DOCUMENT, QUERY
 from bert_jax.runtime.console import print_summary
@@ -29,16 +29,34 @@ def _sorted(hits: Iterable[tuple[str, float]]) -> list[tuple[str, float]]:
   return sorted(hits, key=lambda hit: (hit[1], hit[0]), reverse=True)
 
 
-def _search(bert: Bert, corpus: beir.Texts, queries: beir.Texts, path: epath.Path,
-            **options) -> Run:
-  """Finds the nearest documents of each query."""
-  files = [path.with_suffix(f'.{name}.npy') for name in ('corpus', 'queries')]
+def _files(path: epath.Path) -> list[epath.Path]:
+  return [path.with_suffix(f'.{name}.npy') for name in ('corpus', 'queries')]
+
+
+def _embed(bert: Bert, corpus: beir.Texts, queries: beir.Texts, path: epath.Path,
+           **options):
+  files = _files(path)
   for texts, file, prompts in zip((corpus, queries), files, (DOCUMENT, QUERY)):
     stored_vectors.write(bert, texts, len(texts.ids), texts.digest, file, prompts,
                          **options)
+
+
+def _shorten(path: epath.Path, precision: str) -> tuple[epath.Path, search.Restore]:
+  """Writes the quantized vectors of the documents; returns the file and its reader."""
+  vectors = np.load(_files(path)[0], mmap_mode='r')
+  ranges = short_vectors.ranges_of(vectors)
+  short = path.with_suffix(f'.corpus.{precision}.npy')
+  np.save(short, short_vectors.quantize(vectors, precision, ranges))
+  return short, short_vectors.restorer(precision, ranges)
+
+
+def _search(corpus: beir.Texts, queries: beir.Texts, path: epath.Path,
+            file: epath.Path | None = None, restore: search.Restore | None = None) -> Run:
+  """Finds the nearest documents of each query, by default by their float32 vectors."""
+  vectors, of_queries = _files(path)
   # One more: as in BEIR, a document with the id of the query does not count. The corpus
   # of ArguAna contains its queries.
-  hits = search.search(np.load(files[1]), files[0], _DEPTH + 1)
+  hits = search.search(np.load(of_queries), file or vectors, _DEPTH + 1, restore)
   run = {}
   for query, scores, index in zip(queries.ids, hits.scores.tolist(), hits.index.tolist()):
     others = [(corpus.ids[i], score) for i, score in zip(index, scores)
@@ -88,7 +106,7 @@ def scores(run: Run, qrels: beir.Qrels) -> dict[str, float]:
 
 def evaluate(bert: Bert, source: str, path: epath.Path, *, split: str = 'test',
              pooling: str | None = None, max_len: int | None = None,
-             reranker: Bert | None = None) -> Report:
+             precision: str = 'float32', reranker: Bert | None = None) -> Report:
   """Computes NDCG@10, MRR@10, MAP@100 and recall@100 of the nearest documents.
 
   Args:
@@ -99,11 +117,14 @@ def evaluate(bert: Bert, source: str, path: epath.Path, *, split: str = 'test',
     split: its judgments are in qrels/SPLIT.tsv.
     pooling: cls, mean or max; None = the pooling of the model, or mean.
     max_len: see `Bert.embed`.
+    precision: of the stored vectors of documents, one of `short_vectors.PRECISIONS`; the
+      table has the scores of float32 too.
     reranker: a cross-encoder that reorders the hits, for PATH.reranked.run.
 
   Raises:
     UserError: a mistake in the folder or the arguments.
   """
+  require_choice('--precision', precision, short_vectors.PRECISIONS)
   # Before the search, which takes long: raises UserError for another task's model.
   if reranker:
     reranking.RerankingKind.head_of(reranker)
@@ -112,15 +133,20 @@ def evaluate(bert: Bert, source: str, path: epath.Path, *, split: str = 'test',
   if absent:
     print_summary([('note', f'{len(absent):,} judged documents are not in the corpus, such '
                             f'as {absent[0]!r}: they count as not found, as in trec_eval')])
-  run = _search(bert, corpus, queries, path, pooling=pooling, max_len=max_len)
-  runs = {RUN: run_file(run)}
+  _embed(bert, corpus, queries, path, pooling=pooling, max_len=max_len)
+  run = _search(corpus, queries, path)
   rows = [['search', *scores(run, qrels).values()]]
+  if precision != 'float32':
+    run = _search(corpus, queries, path, *_shorten(path, precision))
+    rows.append([f'search in {precision}', *scores(run, qrels).values()])
+  runs = {RUN: run_file(run)}
   if reranker:
     run = _rerank(reranker, corpus, queries, run, path)
     runs[RERANKED] = run_file(run)
     rows.append([f'reranked top {_DEPTH}', *scores(run, qrels).values()])
   facts = {'split': split, 'documents': len(corpus.ids), 'queries': len(queries.ids),
            'absent_documents': len(absent), 'pooling': pooling, 'max_len': max_len,
+           'precision': precision,
            'reranker': reranker and reranker.model.facts.get('source')}
   columns = ('hits of', 'NDCG@10', 'MRR@10', f'MAP@{_DEPTH}', f'recall@{_DEPTH}')
   return Report(facts, columns, rows, 'NDCG@10', runs)

@@ -22,7 +22,7 @@ SUITES = {
     'minimal_pairs': (),
     'masked_lm': ('rate', 'max_len', 'seed'),
     'glue': ('seeds', 'rates', 'epochs', 'batch_size', 'max_len', 'most', 'twin'),
-    'retrieval': ('split', 'pooling', 'max_len', 'rerank'),
+    'retrieval': ('split', 'pooling', 'max_len', 'precision', 'rerank'),
     'task': ('task', 'fields', 'max_len', 'batch_size'),
 }
 

@@ -15,8 +15,8 @@ import numpy as np
 from safetensors.numpy import save
 import tqdm
 
-from bert_jax.errors import Failed, UserError, require, require_flag
-from bert_jax.inference import json_lines
+from bert_jax.errors import Failed, UserError, require, require_choice, require_flag
+from bert_jax.inference import json_lines, short_vectors
 from bert_jax.inference.bert import Bert, load
 from bert_jax.inference.json_lines import Example, Line
 from bert_jax.model.pooling import TOKEN_VECTORS
@@ -175,10 +175,12 @@ def _load(task: str | None, model: str | None, options: Options, **checkpoint) -
 
 
 @contextlib.contextmanager
-def _array_writer(path: epath.Path) -> Iterator[Callable[[Sequence[float]], None]]:
+def _array_writer(path: epath.Path,
+                  precision: str) -> Iterator[Callable[[Sequence[float]], None]]:
   """Yields a function that appends a vector to .npy, or to .safetensors as `embeddings`.
 
-  It raises ValueError for NaN or infinity. A temporary file collects the vectors, because
+  For int8, .safetensors also holds `ranges`, which quantize other vectors alike. The
+  function raises ValueError for NaN or infinity. A temporary file collects the vectors, because
   both formats begin with the number of vectors.
   """
   rows = 0
@@ -196,14 +198,18 @@ def _array_writer(path: epath.Path) -> Iterator[Callable[[Sequence[float]], None
     yield add
     body.flush()
     array = np.memmap(body, np.float32, 'r').reshape(rows, -1)
+    ranges = short_vectors.ranges_of(array) if precision == 'int8' else None
+    short = short_vectors.quantize(array, precision, ranges)
     if path.name.endswith('.npy'):
-      np.save(sink, array)
+      np.save(sink, short)
     else:
-      sink.write(save({'embeddings': array}))
+      kept = {} if ranges is None else {'ranges': ranges}
+      sink.write(save({'embeddings': np.ascontiguousarray(short), **kept}))
 
 
 def run(task: str | None, model: str | None, source: str | None, output: str | None,
-        options: Options = Options(), strict: bool = False, **checkpoint):
+        options: Options = Options(), strict: bool = False, precision: str = 'float32',
+        **checkpoint):
   """Runs `predict` between files; None = standard input or output.
 
   The output appears under its name only when it is complete; a killed job resumes in
@@ -211,7 +217,8 @@ def run(task: str | None, model: str | None, source: str | None, output: str | N
   It has no place for errors: the first bad line ends the job, and a killed job restarts.
 
   `model` is a folder or a name; `checkpoint` has further arguments of `bert.load`. A
-  `strict` job ends at the first line that cannot be answered.
+  `strict` job ends at the first line that cannot be answered. `precision` is one of
+  `short_vectors.PRECISIONS`, for an array.
 
   Raises:
     UserError: a mistake in the arguments or the source.
@@ -221,6 +228,10 @@ def run(task: str | None, model: str | None, source: str | None, output: str | N
   require(not as_array or (task == 'embed' and options.pooling != TOKEN_VECTORS),
           f'--output={output} holds one vector a text: only --task=embed makes them, '
           'with --pooling=cls, mean or max')
+  require_choice('--precision', precision, short_vectors.PRECISIONS)
+  require(precision == 'float32' or as_array,
+          f'--precision={precision} has no effect here: it is for --output=FILE.npy or '
+          '.safetensors')
   bert = _load(task, model, options, **checkpoint)
   name, path = source or 'standard input', epath.Path(output or '')
   if source:
@@ -233,7 +244,7 @@ def run(task: str | None, model: str | None, source: str | None, output: str | N
     answer_all = functools.partial(predict, TASKS[task], bert, stream, name,
                                    options=options)
     if as_array:
-      with _array_writer(path) as add:
+      with _array_writer(path, precision) as add:
         done = answer_all(write=lambda answer: add(answer['embedding']), strict=True)
     elif not output:
       done = answer_all(write=functools.partial(json_lines.write, sys.stdout),

@@ -3,6 +3,7 @@
 The file is read in blocks: it may exceed the memory. Several devices share each block.
 """
 
+from collections.abc import Callable
 import functools
 import os
 from typing import NamedTuple
@@ -18,6 +19,9 @@ from bert_jax.parallel import mesh as mesh_lib
 _BLOCK = 32768  # vectors scored at once
 _QUERIES = 1024  # queries scored at once: their scores of a block take 128 MiB
 _GROUP = 32  # neighboring vectors, compared first by their best score
+
+
+Restore = Callable[[np.ndarray], np.ndarray]  # stored vectors -> [n, D] float32
 
 
 class Hits(NamedTuple):
@@ -71,37 +75,48 @@ def _step(mesh: Mesh, hits: Hits, queries: jax.Array, block: jax.Array, starts: 
       out_specs=shared, check_vma=False)(hits, queries, block, starts, total)
 
 
-def open_vectors(path: str | os.PathLike) -> np.ndarray:
-  """Memory-maps a .npy file [n, D] of float32 or float16; raises UserError otherwise."""
+def open_vectors(path: str | os.PathLike, short: bool = False) -> np.ndarray:
+  """Memory-maps a .npy file of vectors.
+
+  Raises:
+    UserError: it is not [n, D] of float32 or float16, or of int8 if `short`.
+  """
   try:
     vectors = np.load(os.fspath(path), mmap_mode='r')
   except (OSError, ValueError) as e:
     raise UserError(f'{path} cannot be read as an array (.npy): {e}') from e
-  require(vectors.ndim == 2 and vectors.dtype in (np.float32, np.float16),
-          f'{path} holds {vectors.dtype}{list(vectors.shape)}: vectors [n, D] of float32 or '
-          'float16 are needed')
+  known = (np.int8,) if short else (np.float32, np.float16)
+  require(vectors.ndim == 2 and vectors.dtype in known,
+          f'{path} holds {vectors.dtype}{list(vectors.shape)}: vectors [n, D] of '
+          f'{" or ".join(kind.__name__ for kind in known)} are needed')
   return vectors
 
 
-def _block(path: str | os.PathLike, first: int, rows: int) -> np.ndarray:
+def _block(path: str | os.PathLike, first: int, rows: int,
+           restore: Restore | None) -> np.ndarray:
   """Reads [rows, D] vectors from `first` on, with zeros after the last vector."""
   # Map each block again: the pages of one map would count as memory of the process.
-  vectors = open_vectors(path)[first:first + rows]
+  vectors = open_vectors(path, bool(restore))[first:first + rows]
+  if restore:
+    vectors = restore(vectors)
   return np.pad(vectors, ((0, rows - len(vectors)), (0, 0)))
 
 
-def search(queries: np.ndarray, path: str | os.PathLike, k: int) -> Hits:
+def search(queries: np.ndarray, path: str | os.PathLike, k: int,
+           restore: Restore | None = None) -> Hits:
   """Finds the k vectors with the largest dot products with each query.
 
   Args:
     queries: [Q, D] float32, at least one.
     path: a .npy file [n, D] of float32 or float16.
     k: number of hits of each query; all n if the file has fewer vectors.
+    restore: for a file of int8 vectors, a function of `short_vectors.restorer`.
 
   Raises:
     UserError: the file has no vectors, or vectors of another size than the queries.
   """
-  total, width = open_vectors(path).shape
+  vectors = open_vectors(path, bool(restore))
+  total, width = len(vectors), (restore(vectors[:1]) if restore else vectors).shape[1]
   require(width == queries.shape[1] and total > 0,
           f'{path} holds {total} vectors of {width}: vectors of {queries.shape[1]} are needed')
   mesh = mesh_lib.make_mesh()
@@ -118,7 +133,7 @@ def search(queries: np.ndarray, path: str | os.PathLike, k: int) -> Hits:
   hits = put(Hits(np.full((n, batches, size, k), -np.inf, np.float32),
                   np.full((n, batches, size, k), -1, np.int32)))
   for first in range(0, total, n * rows):
-    block = put(_block(path, first, n * rows))
+    block = put(_block(path, first, n * rows, restore))
     # One block is read while another is scored. A third would only take memory.
     jax.block_until_ready(hits)
     starts = first + rows * np.arange(n, dtype=np.int32)
