@@ -16,6 +16,14 @@ VARIANTS: dict[str, dict[str, Any]] = {
     '50% masked': {'masking.rate': 0.5},
     '50% to 30% masked': {'masking.rate': 0.5, 'masking.final_rate': 0.3},
     '40% to 20% masked': {'masking.final_rate': 0.2},
+    'an eighth of the rows causal': {'masking.causal_rows': 0.125},
+    'a quarter of the rows causal': {'masking.causal_rows': 0.25},
+    'half of the rows causal': {'masking.causal_rows': 0.5},
+    'three quarters of the rows causal': {'masking.causal_rows': 0.75},
+    'causal in the first half': {'masking.causal_rows': 1.0, 'masking.causal_steps': 0.5},
+    'three quarters causal in the first three quarters': {
+        'masking.causal_rows': 0.75, 'masking.causal_steps': 0.75},
+    'half causal and 50% predicted': {'masking.causal_rows': 0.5, 'masking.rate': 0.5},
     'whole words': {'masking.unit': 'whole_word'},
     # Optimizer
     'AdamW': {'optimizer.name': 'adamw', 'optimizer.learning_rate': 2e-3},
@@ -39,8 +47,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
     'convolutions over two neighbors': {'model.conv_reach': 2},
     '8 heads': {'model.num_heads': 8},
     '2 heads': {'model.num_heads': 2},
+    '4 layers of 320': {'model.hidden_size': 320, 'model.num_heads': 5,
+                        'model.intermediate_size': 480},
     'wider feed-forward': {'model.intermediate_size': 768},
     'local windows of 32': {'model.local_window': 32},
+    'ReGLU': {'model.activation': 'relu'},
     'initializer 0.04': {'model.initializer_range': 0.04},
     'dropout 0.1': {'model.dropout': 0.1}}
 
