@@ -8,7 +8,7 @@ _MODEL = flags.DEFINE_string(
     'model', None,
     'A workdir, a checkpoint of bert_jax, a Hugging Face folder or hub name.')
 _SUITE = flags.DEFINE_string(
-    'suite', None, 'minimal_pairs, masked_lm, glue, retrieval, task.')
+    'suite', None, 'minimal_pairs, masked_lm, glue, retrieval, mteb, task.')
 _DATA = flags.DEFINE_string(
     'data', None,
     "minimal_pairs: JSON lines in BLiMP's format. masked_lm: text files. glue: a "
@@ -31,6 +31,7 @@ _OPTIONS = {
     'fields': flags.DEFINE_list(
         'fields', [],
         'task: fields of the config group data, text_column=sentence,format=tsv.'),
+    'tasks': flags.DEFINE_list('tasks', [], 'mteb: names of its tasks, STS12,NFCorpus.'),
     'split': flags.DEFINE_string('split', 'test', 'retrieval: SPLIT in qrels/SPLIT.tsv.'),
     'pooling': flags.DEFINE_string(
         'pooling', None,

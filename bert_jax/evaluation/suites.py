@@ -9,6 +9,7 @@ from bert_jax.evaluation import (
   glue_suite,
   held_out_text,
   minimal_pairs,
+  mteb_suite,
   report,
   retrieval,
   task_scores,
@@ -23,6 +24,7 @@ SUITES = {
     'masked_lm': ('rate', 'max_len', 'seed'),
     'glue': ('seeds', 'rates', 'epochs', 'batch_size', 'max_len', 'most', 'twin'),
     'retrieval': ('split', 'pooling', 'max_len', 'precision', 'rerank'),
+    'mteb': ('tasks',),
     'task': ('task', 'fields', 'max_len', 'batch_size'),
 }
 
@@ -45,7 +47,10 @@ def run(model: str, suite: str, data: str, output: str, options: dict[str, Any],
     UserError: a mistake in the arguments or the data.
   """
   require_flag('suite', suite, SUITES)
-  for name, value in (('model', model), ('data', data), ('output', output)):
+  require(suite != 'mteb' or not data,
+          '--data has no effect here: --suite=mteb has its own data, give --tasks')
+  needed = {'model': model, 'data': data or suite == 'mteb', 'output': output}
+  for name, value in needed.items():
     require(bool(value), f'give --{name}')
   require(output.endswith('.json'), f'--output={output} must end in .json')
   # An option without effect is a mistake: nothing that was given may be ignored.
@@ -68,6 +73,8 @@ def run(model: str, suite: str, data: str, output: str, options: dict[str, Any],
     bert = bert_lib.load(model, step, allow_older)
     if suite == 'task':
       result = task_scores.evaluate(model, bert, data, **options)
+    elif suite == 'mteb':
+      result = mteb_suite.evaluate(bert, path, options.get('tasks', ()))
     elif suite == 'masked_lm':
       result = held_out_text.evaluate(bert, data, path, **options)
     elif suite == 'retrieval':

@@ -1,0 +1,53 @@
+"""An embedder for the package mteb (Muennighoff et al. 2023, arXiv:2210.07316).
+
+  import mteb
+  from bert_jax.mteb import Encoder
+  mteb.evaluate(Encoder('runs/embedder'), mteb.get_tasks(tasks=['STS12', 'NFCorpus']))
+
+It needs `pip install mteb`, which installs torch. The vectors are those of
+`bert_jax.from_pretrained`, with the pooling, prompts and longest input of the model.
+"""
+
+from typing import Any
+
+import mteb
+from mteb.models.abs_encoder import AbsEncoder, get_prompt_name
+from mteb.models.model_meta import ModelMeta, ScoringFunction
+from mteb.types import PromptType
+import numpy as np
+
+from bert_jax import from_pretrained
+from bert_jax.inference.bert import Bert
+from bert_jax.interop.sentence_layout import DOCUMENT, QUERY
+
+del mteb  # a missing package fails here, under its own name
+_OF_TYPE = {PromptType.query: QUERY, PromptType.document: DOCUMENT}
+
+
+class Encoder(AbsEncoder):
+  """A model of bert_jax with the interface of mteb's `EncoderProtocol`."""
+
+  def __init__(self, model: str | Bert, revision: str | None = None,
+               device: str | None = None, **_: Any):
+    """Loads a model; `revision` and `device` are of mteb's interface and not used."""
+    self.bert = from_pretrained(model) if isinstance(model, str) else model
+    own = self.bert.dense
+    self.model_prompts = dict(own.prompts)
+    name = str(self.bert.model.facts.get('source', 'model')).rstrip('/').rpartition('/')[2]
+    self.mteb_model_meta = ModelMeta.create_empty({
+        'name': f'bert_jax/{name}', 'revision': revision or 'local',
+        'max_tokens': own.max_len or self.bert.config.max_positions,
+        'embed_dim': self.bert.embed([]).shape[1],
+        'similarity_fn_name': ScoringFunction(own.similarity)})
+
+  def prompt(self, task_metadata: Any, prompt_type: PromptType | None) -> str | None:
+    """Returns the name of the prompt of a task, by mteb's and then the model's names."""
+    name = get_prompt_name(self.model_prompts, task_metadata, prompt_type)
+    names = _OF_TYPE.get(prompt_type, ())
+    return name or next((x for x in names if x in self.model_prompts), None)
+
+  def encode(self, inputs: Any, *, task_metadata: Any, hf_split: str, hf_subset: str,
+             prompt_type: PromptType | None = None, **_: Any) -> np.ndarray:
+    """Embeds the texts of all batches: [texts, D] float32."""
+    texts = [text for batch in inputs for text in batch['text']]
+    return self.bert.embed(texts, prompt=self.prompt(task_metadata, prompt_type))
