@@ -16,8 +16,7 @@ from mteb.models.model_meta import ModelMeta, ScoringFunction
 from mteb.types import PromptType
 import numpy as np
 
-from bert_jax import from_pretrained
-from bert_jax.inference.bert import Bert
+from bert_jax.inference.bert import Bert, load
 from bert_jax.interop.sentence_layout import DOCUMENT, QUERY
 
 del mteb  # a missing package fails here, under its own name
@@ -30,7 +29,7 @@ class Encoder(AbsEncoder):
   def __init__(self, model: str | Bert, revision: str | None = None,
                device: str | None = None, **_: Any):
     """Loads a model; `revision` and `device` are of mteb's interface and not used."""
-    self.bert = from_pretrained(model) if isinstance(model, str) else model
+    self.bert = load(model) if isinstance(model, str) else model
     own = self.bert.dense
     self.model_prompts = dict(own.prompts)
     name = str(self.bert.model.facts.get('source', 'model')).rstrip('/').rpartition('/')[2]

@@ -8,7 +8,7 @@ PACKAGE = pathlib.Path(__file__).parents[1] / 'bert_jax'
 # A room imports those before it. The commands and `from_pretrained` stand above all rooms.
 ROOMS = ('errors', 'config_fields', 'config_files', 'runtime', 'data', 'parallel', 'model',
          'objectives', 'labelled', 'tasks', 'reporting', 'training', 'interop', 'inference',
-         'fields', 'config', 'runs', 'evaluation', 'planning', 'views', 'commands')
+         'mteb', 'fields', 'config', 'runs', 'evaluation', 'planning', 'views', 'commands')
 COMMANDS = {'__init__', 'main', 'prepare', 'convert', 'predict', 'plan', 'explore', 'evaluate',
             'mine'}
 
