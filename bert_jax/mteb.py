@@ -10,7 +10,6 @@ It needs `pip install mteb`, which installs torch. The vectors are those of
 
 from typing import Any
 
-import mteb
 from mteb.models.abs_encoder import AbsEncoder, get_prompt_name
 from mteb.models.model_meta import ModelMeta, ScoringFunction
 from mteb.types import PromptType
@@ -19,7 +18,6 @@ import numpy as np
 from bert_jax.inference.bert import Bert, load
 from bert_jax.interop.sentence_layout import DOCUMENT, QUERY
 
-del mteb  # a missing package fails here, under its own name
 _OF_TYPE = {PromptType.query: QUERY, PromptType.document: DOCUMENT}
 
 
