@@ -10,6 +10,7 @@ import sys
 
 import pytest
 
+from bert_jax.interop import conversion
 from tests import conftest, made_tasks, typed
 from tests.test_configs import SMALL
 
@@ -125,6 +126,16 @@ def fine_tuned(tmp_path_factory):
   return workdirs
 
 
+@pytest.fixture(scope='module')
+def exported(workdir, tmp_path_factory):
+  """The folders that docs/serving.md loads."""
+  folder = tmp_path_factory.mktemp('exported')
+  for name, to in (('model', 'huggingface'), ('embedder', 'sentence_transformers'),
+                   ('graph', 'onnx')):
+    conversion.convert(f'{workdir}/runs/tiny', str(folder / name), to)
+  return folder
+
+
 def cases() -> list:
   """The commands after the first two; those of the guides that train for a while are slow."""
   trains = re.compile(r'bert_jax\.(main|plan)|launch/s|suite=glue')
@@ -183,7 +194,8 @@ def test_command(line, run, workdir, tmp_path, corpus_file, fine_tuned):
 @pytest.mark.parametrize('code', [
     pytest.param(code, marks=pytest.mark.slow) if 'bert_jax.train(' in code else code
     for code in blocks('python')])
-def test_python(code, workdir, fine_tuned):
+def test_python(code, workdir, fine_tuned, exported):
+  code = code.replace("'exported/", f"'{exported}/")
   for name, model in fine_tuned.items():
     code = code.replace(f"'{name}'", f"'{model}'")
   done = subprocess.run([sys.executable, '-c', code], cwd=workdir, capture_output=True, text=True,

@@ -138,12 +138,7 @@ def convert(source: str, output: str | None, to: str | None, *, verify_only: boo
     require(all((directory / name).exists() for name in files),
             f'--output={output} already exists and is not a folder of --to={to}')
   if converted or (verify_only and output):
-    other = load_lib.load(output)
-    # Such a folder holds no heads, so the heads of the source cannot be compared.
-    if (directory / text_layout.FILE).exists():
-      model = sentence_transformers.exported(model)
-    print_summary(verify.compare(model, other, directory))
-    print_summary([('equal', f'{source} and {output} hold the same model')])
+    _check_equal(source, model, directory)
   elif verify_only:
     with tempfile.TemporaryDirectory() as temporary:
       _write(model, epath.Path(temporary) / 'model', to, opset)
@@ -153,6 +148,16 @@ def convert(source: str, output: str | None, to: str | None, *, verify_only: boo
     print_summary([('done', f'{directory}')])
   if push:
     hub.push(source, directory, push, functools.partial(_write, to=to))
+
+
+def _check_equal(source: str, model: Pretrained, directory: epath.Path):
+  """Compares a model with the one in a folder; raises UserError if they differ."""
+  other = load_lib.load(str(directory))
+  # Such a folder holds no heads, so the heads of the source cannot be compared.
+  if (directory / text_layout.FILE).exists():
+    model = sentence_transformers.exported(model)
+  print_summary(verify.compare(model, other, directory))
+  print_summary([('equal', f'{source} and {directory} hold the same model')])
 
 
 def _check_replaced(source: str, directory: epath.Path, overwrite: bool):

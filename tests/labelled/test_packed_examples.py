@@ -2,6 +2,7 @@
 
 import hypothesis
 from hypothesis import strategies as st
+import jax
 import numpy as np
 import pytest
 
@@ -26,8 +27,7 @@ def check(batch, examples, features, microbatches=1):
   """Every input of every example is where `members` says, with its targets."""
   rows = len(batch.starts) // microbatches
   for m in range(microbatches):
-    part = type(batch)(*(type(x)(*(y[m::microbatches] for y in x)) if isinstance(x, tuple)
-                         else x[m::microbatches] for x in batch))
+    part = jax.tree.map(lambda x, m=m: x[m::microbatches], batch)
     assert len(part.starts) == rows
     mine = examples[m::microbatches]
     for e in range(len(part.members)):
