@@ -107,6 +107,8 @@ class Graph:
     return self.sizes[text].name
 
   def _extreme(self, node: str) -> Callable[[Any, Any], Size]:
+    """max or min of two sizes, one of which may be a number."""
+
     def run(a, b):
       first, second = (Size(self, self.size(x)) if isinstance(x, int) else x for x in (a, b))
       return first._apply(node, second)

@@ -236,9 +236,8 @@ def _gather(graph, inputs, params, out):
     name = graph.node('GatherND', graph.whole(x), _cast(
         graph, graph.whole(index), params, np.empty(0, np.int64)), batch_dims=1)
     return Value(name, out.shape, out.shape)
-  # The last axis of the indices is the index vector, of length 1.
-  place = Value(index.tensor, index.shape, index.stored)
-  flat = _squeeze(graph, [place], {'dimensions': (len(index.shape) - 1,)},
+  # The last axis of the indices is an index vector of length 1.
+  flat = _squeeze(graph, [index], {'dimensions': (len(index.shape) - 1,)},
                   jax.ShapeDtypeStruct(index.shape[:-1], jnp.int32))
   name = graph.node('Gather', graph.whole(x), graph.whole(flat), axis=axis)
   return Value(name, out.shape, out.shape)
@@ -255,12 +254,12 @@ PRIMITIVES = {
     'square': _unary(lambda graph, x, *_: graph.node('Mul', x, x)),
     'rsqrt': _unary(lambda graph, x, *_: graph.node('Reciprocal', graph.node('Sqrt', x)))}
 IDENTITIES = ('stop_gradient', 'copy', 'copy_p', 'optimization_barrier',
-               'sharding_constraint', 'layout_constraint')
+              'sharding_constraint', 'layout_constraint')
 
 
 def parts(graph: Graph, name: str, x: Value, params: Mapping[str, Any],
-           outs: Sequence[Any]) -> list[Value]:
-  """split and unstack, which have several outputs."""
+          outs: Sequence[Any]) -> list[Value]:
+  """Converts split and unstack, which have several outputs."""
   axis = params['axis']
   sizes = params.get('sizes') or (1,) * len(outs)
   names = graph.node('Split', graph.whole(x), graph.weight(np.array(sizes)), axis=axis,
