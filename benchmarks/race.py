@@ -16,10 +16,10 @@ import json
 import math
 import pathlib
 import shlex
-import subprocess
-import sys
 
 from absl import app, flags
+
+from benchmarks.calls import call
 
 _TEXT = flags.DEFINE_string('text', None, 'Glob of text files.', required=True)
 _WORDS = flags.DEFINE_integer('words', 10_000_000, 'Words of the text that are read.')
@@ -44,24 +44,17 @@ _BERT = {'train_steps': 0, 'phases': '()', 'max_len': 128, 'batch_size': 32,
 _CHECKPOINTS = {'checkpoint_every': 50, 'keep_checkpoints': 10_000}  # points of the picture
 
 
-def _call(module: str, *arguments: str):
-  print('$ python -m', module, *arguments, flush=True)
-  status = subprocess.run([sys.executable, '-m', module, *arguments]).returncode
-  if status:  # it has printed the reason
-    sys.exit(status)
-
-
 def _train(side: str, home: pathlib.Path):
   """Trains a side unless it is already trained."""
   records, workdir = home / 'records', home / side
   minutes = _MINUTES.value
   if side == 'pytorch':
     if not (workdir / 'run.json').exists():
-      _call('benchmarks.torch_pretrain', f'--records={records}', f'--minutes={minutes}',
+      call('benchmarks.torch_pretrain', f'--records={records}', f'--minutes={minutes}',
             f'--output={workdir}')
     return
   name, overrides = ('speedrun', {}) if side == 'speedrun' else ('mini', _BERT)
-  _call('bert_jax.main', f'--config=configs/{name}.py', f'--workdir={workdir}',
+  call('bert_jax.main', f'--config=configs/{name}.py', f'--workdir={workdir}',
         *(f'--config.{field}={value}' for field, value in (overrides | _CHECKPOINTS).items()),
         f'--config.train_minutes={minutes}', f'--config.data.source={records}')
 
@@ -83,7 +76,7 @@ def _models(side: str, home: pathlib.Path) -> dict[float, list[str]]:
 def _evaluate(name: str, suite: str, data: str, home: pathlib.Path, *arguments: str) -> dict:
   output = home / 'scores' / f'{name}-{suite}.json'
   if not output.exists():
-    _call('bert_jax.evaluate', f'--suite={suite}', f'--data={data}', f'--output={output}',
+    call('bert_jax.evaluate', f'--suite={suite}', f'--data={data}', f'--output={output}',
           *arguments)
   return json.loads(output.read_text())
 
@@ -130,7 +123,7 @@ def main(_):
   """Trains, scores, prints a table, and draws the plot."""
   home = pathlib.Path(_WORKDIR.value)
   if not (home / 'records/manifest.json').exists():
-    _call('bert_jax.prepare', f'--input={_TEXT.value}', f'--output={home}/records',
+    call('bert_jax.prepare', f'--input={_TEXT.value}', f'--output={home}/records',
           '--vocab_size=8192', '--heldout=0.01', f'--words={_WORDS.value}')
   for side in _SIDES.value:
     _train(side, home)

@@ -12,7 +12,7 @@ how many a number of steps makes:
       --pairs='blimp/*.jsonl' --steps=1980 --seed=0 --output=runs/record \\
       --fields='phases=((8,64,2048),(2,128,1024))'
 
-OUTPUT/record.json is the entry of docs/checkpoints.json: command, commit, machine, steps,
+OUTPUT/record.json has all that identifies the run: command, commit, machine, steps,
 tokens, minutes, scores, and the SHA-256 of parameters and log. OUTPUT/run is the workdir,
 with the curve of the loss in metrics.jsonl; OUTPUT/parts has the parameters in bfloat16
 (`benchmarks.parts`). The same command resumes.
@@ -24,10 +24,11 @@ import pathlib
 import platform
 import statistics
 import subprocess
-import sys
 from typing import Any
 
 from absl import app, flags
+
+from benchmarks.calls import call
 
 _RECORDS = flags.DEFINE_string('records', None, 'A folder of bert_jax.prepare.', required=True)
 _HELD_OUT = flags.DEFINE_string('held_out', None, 'Glob of other text files.', required=True)
@@ -37,13 +38,6 @@ _MINUTES = flags.DEFINE_float('minutes', 0, 'Of training.')
 _STEPS = flags.DEFINE_integer('steps', 0, 'Of training, instead of --minutes.')
 _SEED = flags.DEFINE_integer('seed', 0, 'Of the run.')
 _FIELDS = flags.DEFINE_multi_string('fields', [], 'FIELD=VALUE of the config; may be repeated.')
-
-
-def _call(module: str, *arguments: str):
-  print('$ python -m', module, *arguments, flush=True)
-  status = subprocess.run([sys.executable, '-m', module, *arguments]).returncode
-  if status:  # it has printed the reason
-    sys.exit(status)
 
 
 def _machine() -> str:
@@ -86,7 +80,7 @@ def main(_):
   run = home / 'run'
   if bool(_MINUTES.value) == bool(_STEPS.value):
     raise app.UsageError('give --minutes or --steps')
-  _call('bert_jax.main', '--config=configs/speedrun.py', f'--workdir={run}',
+  call('bert_jax.main', '--config=configs/speedrun.py', f'--workdir={run}',
         f'--config.data.source={_RECORDS.value}', f'--config.seed={_SEED.value}',
         f'--config.train_steps={_STEPS.value}', f'--config.train_minutes={_MINUTES.value}',
         *(f'--config.{field}' for field in _FIELDS.value))
@@ -94,7 +88,7 @@ def main(_):
   for suite, data in (('masked_lm', _HELD_OUT.value), ('minimal_pairs', _PAIRS.value)):
     output = home / f'{suite}.json'
     if not output.exists():
-      _call('bert_jax.evaluate', f'--model={run}', f'--suite={suite}', f'--data={data}',
+      call('bert_jax.evaluate', f'--model={run}', f'--suite={suite}', f'--data={data}',
             f'--output={output}')
     scores[suite] = json.loads(output.read_text())
   from benchmarks import parts

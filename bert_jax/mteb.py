@@ -4,8 +4,8 @@
   from bert_jax.mteb import Encoder
   mteb.evaluate(Encoder('runs/embedder'), mteb.get_tasks(tasks=['STS12', 'NFCorpus']))
 
-It needs `pip install mteb`, which installs torch. The vectors are those of
-`bert_jax.from_pretrained`, with the pooling, prompts and longest input of the model.
+It needs `pip install mteb`, which installs torch. The encoder embeds texts as
+`Bert.embed`, with the pooling, prompts and longest input of the model.
 """
 
 from typing import Any
@@ -40,8 +40,7 @@ class Encoder(AbsEncoder):
   def prompt(self, task_metadata: Any, prompt_type: PromptType | None) -> str | None:
     """Returns the name of the prompt of a task, by mteb's and then the model's names."""
     name = get_prompt_name(self.model_prompts, task_metadata, prompt_type)
-    names = _OF_TYPE.get(prompt_type, ())
-    return name or next((x for x in names if x in self.model_prompts), None)
+    return name or self.bert.dense.first_prompt(_OF_TYPE.get(prompt_type, ()))
 
   def encode(self, inputs: Any, *, task_metadata: Any, hf_split: str, hf_subset: str,
              prompt_type: PromptType | None = None, **_: Any) -> np.ndarray:

@@ -4,8 +4,8 @@ Warstadt et al. 2020, https://arxiv.org/abs/1912.00582. The score of a sentence 
 pseudo-log-likelihood (Salazar et al. 2020, https://arxiv.org/abs/1910.14659): the sum of
 log P(token | the others) over its tokens, each masked alone. In a pair of EWoK (Ivanova et
 al. 2024, https://arxiv.org/abs/2405.09605), both sentences follow one context, and only
-their own tokens count. Scores and means are those of the evaluation pipeline of BabyLM,
-except for ties: it counts them as right.
+their own tokens count. Scores and means equal the ones of BabyLM's evaluation pipeline,
+except that the pipeline counts ties as right.
 """
 
 from collections.abc import Sequence
@@ -48,8 +48,8 @@ class Pair(NamedTuple):
 def read(source: str) -> list[Pair]:
   """Reads pairs from the JSON lines of a glob of files, gzipped or not.
 
-  A line has the fields of BLiMP; those of EWoK; or, as in the supplement of BabyLM, only
-  the two sentences of BLiMP.
+  A line has the fields of BLiMP, the fields of EWoK, or only the two sentences of BLiMP,
+  as in BabyLM's supplement.
 
   Raises:
     UserError: a line lacks a field or has an empty one, or the files have no line.

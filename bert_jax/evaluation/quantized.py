@@ -22,7 +22,6 @@ from bert_jax.labelled import table
 from bert_jax.runtime import console
 from bert_jax.tasks import task_list
 
-KINDS = ('int8',)
 MOST_LOST = 0.05  # of the cosine or of the accuracy, unless the user gives another bound
 _ROWS = 32  # texts in a batch
 _LONGEST = 512  # tokens of a text, for a model that says nothing
@@ -45,9 +44,14 @@ class _Texts:
       return [(text,) for text in HOSTILE if text.strip()], None
     if model.task == 'sequence_classification' and model.problem == 'single_label':
       examples = task_scores.read(name, model, task_list.ALL[model.task], data, fields)
+      for example in examples:
+        require(str(example.label) in model.labels,
+                f'{example.where}: the label {example.label!r} is not one of the model: '
+                f'{", ".join(model.labels)}')
       classes = [model.labels.index(str(example.label)) for example in examples]
-      return [tuple(filter(None, (example.text, example.text_pair)))
-              for example in examples], np.array(classes)
+      texts = [(x.text,) if x.text_pair is None else (x.text, x.text_pair)
+               for x in examples]
+      return texts, np.array(classes)
     require(not fields, '--fields has no effect here: it is for a classifier')
     return [(row.text('text'),) for row in table.read_jsonl(data)], None
 

@@ -116,7 +116,7 @@ def beyond_rows(config: ConfigDict, name: str) -> str:
 
 
 def nothing_causal(config: ConfigDict) -> str:
-  """The steps with causal rows have no effect if there are no such rows."""
+  """masking.causal_steps has no effect in a run without causal rows."""
   return '' if config.masking.causal_rows else 'masking.causal_rows=0 makes no row causal'
 
 
@@ -206,7 +206,7 @@ MODEL = {'vocab_size': Field(None, unused=(given_vocabulary,))}
 
 
 def has_causal_rows(config: ConfigDict) -> bool:
-  """Whether a run of any task has causal rows."""
+  """Returns True if a run has causal rows; only pretraining can have them."""
   return config.task == 'pretrain' and config.masking.causal_rows > 0
 
 
@@ -228,4 +228,3 @@ def check(config: ConfigDict):
   require(config.model.attention in ('auto', 'xla') or not config.masking.causal_rows,
           f'model.attention={config.model.attention} does not compute causal rows '
           f'(masking.causal_rows={config.masking.causal_rows}): use xla or auto')
-

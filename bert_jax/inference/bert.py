@@ -158,7 +158,7 @@ class Bert(LoadedModel):
     """Orders documents by a cross-encoder, the best one first.
 
     Returns:
-      [{'document': its index, 'score'}]; the scores are those of CrossEncoder.predict.
+      [{'document': its index, 'score'}]; the scores equal CrossEncoder.predict.
     """
     return reranking.rank(self, [(query, documents)])[0]['ranking']
 
@@ -174,7 +174,7 @@ class Bert(LoadedModel):
     """
     vectors = []
     for texts, names in ((queries, QUERY), (documents, DOCUMENT)):
-      prompt = next((name for name in names if name in self.dense.prompts), None)
+      prompt = self.dense.first_prompt(names)
       vectors.append(unit(self.embed(texts, prompt=prompt)))
     scores = vectors[0] @ vectors[1].T  # [queries, documents]
     best = np.argsort(-scores, axis=1, kind='stable')[:, :top_k]

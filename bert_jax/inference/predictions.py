@@ -180,8 +180,8 @@ def _array_writer(path: epath.Path,
   """Yields a function that appends a vector to .npy, or to .safetensors as `embeddings`.
 
   For int8, .safetensors also holds `ranges`, which quantize other vectors alike. The
-  function raises ValueError for NaN or infinity. A temporary file collects the vectors, because
-  both formats begin with the number of vectors.
+  function raises ValueError for NaN or infinity. A temporary file collects the vectors,
+  because both formats begin with the number of vectors.
   """
   rows = 0
 

@@ -1,6 +1,6 @@
 """Vectors in fewer bytes: int8 with a range for each entry, or one bit for each entry.
 
-The arrays are those of `quantize_embeddings` of sentence-transformers: int8 divides the
+The arrays equal `quantize_embeddings` of sentence-transformers: int8 divides the
 range of each entry into 255 steps; binary has the signs, eight in a byte, less 128.
 """
 

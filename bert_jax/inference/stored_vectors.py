@@ -43,7 +43,7 @@ def write(bert: Bert, texts: Iterable[str], count: int, digest: str, path: epath
   # Without texts: checks the arguments before the file exists, and returns the width.
   width = bert.embed([], pooling, max_len=max_len).shape[1]
   own = bert.dense
-  prompt = next((name for name in prompts if name in own.prompts), None)
+  prompt = own.first_prompt(prompts)
   job_file = path.parent / f'{path.name}.json'
   job = {'model': json_lines.identity(bert.model), 'texts': digest, 'count': count,
          'pooling': pooling, 'max_len': max_len, 'prompt': own.prompt(prompt)}

@@ -1,8 +1,8 @@
 """Causal rows: some rows of masked language modeling predict the next token instead.
 
 Each token of a causal row sees only itself and earlier tokens of its text, nothing is
-replaced, and the state before a drawn position predicts the token at it. The parameters
-and the number of predictions are those of the masked rows. A mixture of both, or causal
+replaced, and the state before a drawn position predicts the token at it. Causal and
+masked rows share all parameters and make equally many predictions. A mixture of both, or causal
 rows first, learns faster than masked rows alone: GPT-BERT (Charpentier and Samuel 2024,
 arXiv:2410.24159) mixes them, Gisserot-Boukhlef et al. (2025, arXiv:2507.00994) begin with
 causal steps. Evaluations never have causal rows.

@@ -116,11 +116,11 @@ def test_prompts_follow_mteb_and_then_the_model(folder):
   assert encoder.prompt(task, PromptType.query) == 'query'
   assert encoder.prompt(task, PromptType.document) == 'document'
   assert encoder.prompt(task, None) is None
-  encoder.model_prompts = {'passage': 'p', 'MadeFinding-query': 'q', 'Retrieval': 'r'}
+  encoder.model_prompts = {'MadeFinding-query': 'q', 'Retrieval': 'r'}
   assert encoder.prompt(task, PromptType.query) == 'MadeFinding-query'
   assert encoder.prompt(task, PromptType.document) == 'Retrieval'
   del encoder.model_prompts['Retrieval']
-  assert encoder.prompt(task, PromptType.document) == 'passage'
+  assert encoder.prompt(task, PromptType.document) == 'document'
 
 
 @needs_mteb

@@ -52,6 +52,14 @@ def test_the_cosine_of_outputs(kind, tmp_path, capsys):
   assert not (out / folder.QUANTIZED).exists() and (out / folder.FILE).exists()
 
 
+def test_a_label_that_the_model_lacks(tmp_path):
+  source = made_tasks.with_head(tmp_path / 'model', 'sequence_classification', ('no', 'yes'))
+  out = written(load.load(source), tmp_path / 'out')
+  (tmp_path / 'dev.tsv').write_text('text\tlabel\nw1 good\tmaybe\nw2\tyes\n')
+  with pytest.raises(UserError, match="dev.tsv, line 2: the label 'maybe' is not one of"):
+    quantized.quantize(load.load(source), source, out, data=str(tmp_path / 'dev.tsv'))
+
+
 def test_mistakes(tmp_path):
   model = folder.exported(test_onnx.make('bert', 'embedder'))
   out = written(model, tmp_path / 'out')

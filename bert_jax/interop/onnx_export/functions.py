@@ -126,7 +126,7 @@ def _outputs(model: Pretrained) -> tuple[str, ...]:
 
 
 def has_tokens(model: Pretrained, output: str) -> bool:
-  """Whether an output has a value for each token, so that values at padding mean nothing."""
+  """Returns True if an output has values of tokens, which mean nothing at padding."""
   if model.task:
     return task_list.WITH_HEAD[model.task].scores_tokens
   return output not in ('sentence_embedding', 'seq_relationship_logits')

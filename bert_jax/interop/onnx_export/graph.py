@@ -33,7 +33,7 @@ def constant(array: Any) -> Value:
 
 
 class Size:
-  """A size of a tensor in the graph, an int64 array [1]; symbolic sizes are sums of these."""
+  """A size of a tensor in the graph, an int64 array [1], with its arithmetic."""
 
   def __init__(self, graph: 'Graph', name: str):
     self.graph, self.name = graph, name

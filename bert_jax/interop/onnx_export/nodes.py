@@ -182,7 +182,7 @@ def _cumsum(graph, inputs, params, out):
 
 
 def _dot(graph, inputs, params, out):
-  """Products as MatMul if each factor has at most one axis of its own beside the batch."""
+  """MatMul for products of matrices, Gemm for a transposed matrix, Einsum for the rest."""
   (a_sum, b_sum), (a_batch, b_batch) = params['dimension_numbers']
   a, b = inputs
   batch, (a_rank, b_rank) = len(a_batch), (len(a.shape), len(b.shape))
@@ -214,7 +214,7 @@ def _dot(graph, inputs, params, out):
 
 
 def _gather(graph, inputs, params, out):
-  """Rows of a table, an index into one axis, or (with a batch) positions of each row."""
+  """Rows of a table, an index into one axis, or with a batch, positions of each row."""
   x, index = inputs
   numbers, sizes = params['dimension_numbers'], params['slice_sizes']
   axis, *others = numbers.start_index_map

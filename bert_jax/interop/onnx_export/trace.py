@@ -45,7 +45,8 @@ def _scan(graph: Graph, inputs: list[Value], params: Mapping[str, Any]) -> list[
   body = params['jaxpr']
   jaxpr = getattr(body, 'jaxpr', body)
   # The inputs of the body are constants, the carry, and one layer of every stacked array.
-  stacked = sum(len(x.shape) > len(inner.aval.shape) for x, inner in zip(inputs, jaxpr.invars))
+  stacked = sum(len(x.shape) > len(inner.aval.shape)
+                for x, inner in zip(inputs, jaxpr.invars))
   first = len(inputs) - stacked
   carried = len(jaxpr.outvars)
   fixed, carry = inputs[:first - carried], inputs[first - carried:first]
@@ -58,7 +59,7 @@ def _scan(graph: Graph, inputs: list[Value], params: Mapping[str, Any]) -> list[
 
 
 def _is_softmax(jaxpr: Any) -> bool:
-  """Whether a function with its own gradient is `attention.softmax`."""
+  """Returns True if a function with its own gradient is `attention.softmax`."""
   names = [equation.primitive.name for equation in jaxpr.eqns]
   return {'reduce_max', 'exp', 'reduce_sum', 'div'} <= set(names)
 
