@@ -52,7 +52,8 @@ _STRICT = flags.DEFINE_bool(
 # {flag: the tasks that use it}
 _USED_BY = dict.fromkeys(('pooling', 'normalize', 'layers', 'max_len', 'dim',
                          'precision'), ('embed',)) | {
-    'prompt': ('embed', 'reranking', 'sequence_classification', 'sparse_embedding'),
+    'prompt': ('embed', 'late_interaction', 'reranking', 'sequence_classification',
+               'sparse_embedding'),
     'null_threshold': ('question_answering',)}
 
 

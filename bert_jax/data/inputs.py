@@ -24,6 +24,7 @@ class Input(NamedTuple):
 
   ids: Sequence[int]
   type_ids: Sequence[int]  # 0 up to the first [SEP], 1 after it
+  hidden: int = 0  # the number of last tokens that no other token sees
 
 
 def special_tokens(tokenizer: Tokenizer, texts: int) -> int:
@@ -120,7 +121,7 @@ class InputRows(NamedTuple):
 
 
 def place(inputs: Sequence[Input], members: np.ndarray, row_of: np.ndarray, *, rows: int,
-          length: int, slots: int, pad_id: int) -> InputRows:
+          length: int, slots: int, pad_id: int, hides: bool = False) -> InputRows:
   """Places inputs into rows.
 
   Args:
@@ -131,6 +132,7 @@ def place(inputs: Sequence[Input], members: np.ndarray, row_of: np.ndarray, *, r
     length: L, the tokens of a row.
     slots: P, the largest number of inputs in a row.
     pad_id: the id of [PAD].
+    hides: whether inputs have hidden tokens; then the rows have `Tokens.hidden`.
   """
   # Inputs of a row keep their order: results are returned by slot.
   order = np.argsort(row_of, kind='stable')
@@ -155,4 +157,10 @@ def place(inputs: Sequence[Input], members: np.ndarray, row_of: np.ndarray, *, r
   index = np.full((rows, slots), -1, np.int64)
   starts[row_of, slot] = start
   index[row_of, slot] = members
-  return InputRows(Tokens(*flat.reshape(4, rows, length)), starts, index)
+  tokens = Tokens(*flat.reshape(4, rows, length))
+  if hides:
+    shown = [len(inputs[i].ids) - inputs[i].hidden for i in members]
+    hidden = np.zeros(rows * length, bool)
+    hidden[target] = flat[2, target] >= np.repeat(shown, sizes)
+    tokens = tokens._replace(hidden=hidden.reshape(rows, length))
+  return InputRows(tokens, starts, index)

@@ -4,20 +4,24 @@ The scores equal the scores of trec_eval on the run files.
 """
 
 from collections.abc import Iterable
+import itertools
 
 from etils import epath
 import numpy as np
+import tqdm
 
 from bert_jax.errors import require, require_choice
 from bert_jax.evaluation.report import Report
 from bert_jax.inference import beir, json_lines, search, short_vectors, stored_vectors
 from bert_jax.inference.bert import Bert
+from bert_jax.interop.late_layout import LateLayout
 from bert_jax.interop.sentence_layout import DOCUMENT, QUERY
 from bert_jax.runtime.console import print_summary
-from bert_jax.tasks import metrics, reranking
+from bert_jax.tasks import late_interaction, metrics, reranking
 
 RUN, RERANKED = '.run', '.reranked.run'  # suffixes of the files next to the report
 _DEPTH = 100  # scored documents of a query
+_DOCUMENTS_AT_ONCE = 1024  # whose vectors of tokens are in memory
 _QUERIES_AT_ONCE = 16  # of the reranker: a kill loses the scores of at most this many
 
 # {query: [(document, score)]}, best first; at equal scores the larger name, as in
@@ -62,6 +66,26 @@ def _search(corpus: beir.Texts, queries: beir.Texts, path: epath.Path,
     others = [(corpus.ids[i], score) for i, score in zip(index, scores)
               if corpus.ids[i] != query]
     run[query] = _sorted(others[:_DEPTH])
+  return run
+
+
+def _search_late(bert: Bert, corpus: beir.Texts, queries: beir.Texts) -> Run:
+  """Finds the documents of each query by MaxSim, exactly.
+
+  Only one window of documents is in memory: the vectors of all tokens are not kept.
+  """
+  of_queries = late_interaction.vectors(bert, list(queries), QUERY[0])
+  run = {name: [] for name in queries.ids}
+  documents = iter(zip(corpus.ids, corpus))
+  with tqdm.tqdm(total=len(corpus.ids), desc='MaxSim', unit=' texts', disable=None) as bar:
+    while window := list(itertools.islice(documents, _DOCUMENTS_AT_ONCE)):
+      names, texts = zip(*window)
+      vectors = late_interaction.vectors(bert, texts, DOCUMENT[0])
+      of_window = late_interaction.max_sims(of_queries, vectors)
+      for query, row in zip(queries.ids, of_window.tolist()):
+        hits = [hit for hit in zip(names, row) if hit[0] != query]
+        run[query] = _sorted([*run[query], *hits])[:_DEPTH]
+      bar.update(len(window))
   return run
 
 
@@ -110,7 +134,7 @@ def evaluate(bert: Bert, source: str, path: epath.Path, *, split: str = 'test',
   """Computes NDCG@10, MRR@10, MAP@100 and recall@100 of the nearest documents.
 
   Args:
-    bert: the model of queries and documents.
+    bert: the model of queries and documents; one of late interaction scores by MaxSim.
     source: a folder in BEIR's layout.
     path: the path of the report. PATH.corpus.npy and PATH.queries.npy have the vectors;
       the report has the hits for PATH.run.
@@ -128,13 +152,21 @@ def evaluate(bert: Bert, source: str, path: epath.Path, *, split: str = 'test',
   # Before the search, which takes long: raises UserError for another task's model.
   if reranker:
     reranking.RerankingKind.head_of(reranker)
+  if isinstance(bert.model.sentence, LateLayout):
+    for flag, given in (('pooling', pooling), ('max_len', max_len),
+                        ('precision', precision != 'float32')):
+      require(not given, f'--{flag} has no effect here: a model of late interaction has '
+                         'vectors of tokens, and its own lengths')
   require(epath.Path(source).is_dir(), f'--data={source} is not a folder')
   corpus, queries, qrels, absent = beir.load(epath.Path(source), split)
   if absent:
     print_summary([('note', f'{len(absent):,} judged documents are not in the corpus, such '
                             f'as {absent[0]!r}: they count as not found, as in trec_eval')])
-  _embed(bert, corpus, queries, path, pooling=pooling, max_len=max_len)
-  run = _search(corpus, queries, path)
+  if isinstance(bert.model.sentence, LateLayout):
+    run = _search_late(bert, corpus, queries)
+  else:
+    _embed(bert, corpus, queries, path, pooling=pooling, max_len=max_len)
+    run = _search(corpus, queries, path)
   rows = [['search', *scores(run, qrels).values()]]
   if precision != 'float32':
     run = _search(corpus, queries, path, *_shorten(path, precision))

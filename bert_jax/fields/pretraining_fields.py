@@ -205,11 +205,6 @@ FIELDS: Table = {
 MODEL = {'vocab_size': Field(None, unused=(given_vocabulary,))}
 
 
-def has_causal_rows(config: ConfigDict) -> bool:
-  """Returns True if a run has causal rows; only pretraining can have them."""
-  return config.task == 'pretrain' and config.masking.causal_rows > 0
-
-
 def check(config: ConfigDict):
   """Raises UserError for fields that contradict each other."""
   MaskingConfig(**config.masking)

@@ -12,7 +12,7 @@ import numpy as np
 from bert_jax.data import inputs as inputs_lib
 from bert_jax.errors import require, require_choice
 from bert_jax.inference import packed_texts
-from bert_jax.interop import cross_layout, sentence_layout, sparse_layout
+from bert_jax.interop import cross_layout, late_layout, sentence_layout, sparse_layout
 from bert_jax.interop.pretrained import Pretrained
 
 # Tokens of a batch: the caches of a CPU hold few; an accelerator needs many to be busy.
@@ -34,10 +34,10 @@ class LoadedModel:
     self.config, self.tokenizer = model.config, model.tokenizer
     # A model without its own layout uses the defaults of the layout.
     own = model.sentence
-    self.dense, self.sparse, self.cross = (
+    self.dense, self.sparse, self.cross, self.late = (
         own if isinstance(own, kind) else kind()
         for kind in (sentence_layout.SentenceLayout, sparse_layout.SparseLayout,
-                     cross_layout.CrossLayout))
+                     cross_layout.CrossLayout, late_layout.LateLayout))
 
   @property
   def trained_length(self) -> int:

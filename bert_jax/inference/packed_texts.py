@@ -39,6 +39,7 @@ def pack(inputs: Sequence[inputs_lib.Input], pad_id: int, longest: int,
     most_tokens: upper bound on the tokens of a batch, padding included.
   """
   lengths = np.array([len(text.ids) for text in inputs])
+  hides = any(text.hidden for text in inputs)
   left = np.arange(len(inputs))
   # Long rows come first: short texts fill the rest of them.
   while left.size:
@@ -52,6 +53,6 @@ def pack(inputs: Sequence[inputs_lib.Input], pad_id: int, longest: int,
     rows = count - count % step + _rows(count % step)
     slots = max(_power(int(np.bincount(row_of).max())), _FEWEST_SLOTS)
     placed = inputs_lib.place(inputs, members, row_of, rows=rows, length=length,
-                              slots=slots, pad_id=pad_id)
+                              slots=slots, pad_id=pad_id, hides=hides)
     for i in range(0, rows, step):
       yield jax.tree.map(lambda x: x[i:i + step], placed)

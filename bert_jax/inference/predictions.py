@@ -19,6 +19,7 @@ from bert_jax.errors import Failed, UserError, require, require_choice, require_
 from bert_jax.inference import json_lines, short_vectors
 from bert_jax.inference.bert import Bert, load
 from bert_jax.inference.json_lines import Example, Line
+from bert_jax.interop.late_layout import QUERY
 from bert_jax.model.pooling import TOKEN_VECTORS
 from bert_jax.runtime import storage
 from bert_jax.tasks import task_list
@@ -166,7 +167,8 @@ def _load(task: str | None, model: str | None, options: Options, **checkpoint) -
           f'positions of {model}')
   # These calls only check. Later, a wrong option or model would count as an error of each
   # line.
-  (bert.model.sentence or bert.dense).prompt(options.prompt)
+  if not (options.prompt == QUERY and task == 'late_interaction'):
+    (bert.model.sentence or bert.dense).prompt(options.prompt)
   if task in task_list.ALL:
     task_list.ALL[task].head_of(bert)
   else:

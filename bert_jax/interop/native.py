@@ -30,7 +30,7 @@ from bert_jax.objectives import objectives
 from bert_jax.objectives.objective import abstract_variables
 from bert_jax.reporting import metrics_log
 from bert_jax.runtime import sealed
-from bert_jax.tasks import task_list
+from bert_jax.tasks import late_interaction, task_list
 from bert_jax.training import checkpoint, integrity, lora
 
 CHECKPOINT_FILE = 'bert.json'
@@ -125,6 +125,8 @@ def _text_layout(fields: dict[str, Any],
   pooling, max_len = fields.get('data', {}).get('pooling'), fields.get('max_len')
   if pooling:
     return sentence_layout.SentenceLayout((pooling,), max_len=config.max_positions)
+  if fields.get('task') == late_interaction.LateKind.name:
+    return late_interaction.layout_of(fields['data'], max_len)
   return {'sparse_embedding': sparse_layout.SparseLayout(max_len=max_len),
           'reranking': cross_layout.CrossLayout(cross_layout.SIGMOID, max_len=max_len),
           }.get(fields.get('task'))

@@ -14,21 +14,19 @@ from typing import Any, NamedTuple
 from etils import epath
 import jax
 import numpy as np
-import safetensors
-from safetensors.numpy import load_file, save
+from safetensors.numpy import save
 
 from bert_jax.data.tokenizers import base as tokenizer_base
 from bert_jax.errors import UserError, require
-from bert_jax.interop import cross_layout, sparse_layout, text_layout
+from bert_jax.interop import cross_layout, late_layout, sparse_layout, text_layout
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.model.pooling import POOLINGS
 from bert_jax.runtime import storage
 
 _MLM = 'MLMTransformer'  # the name of the encoder of a SpladePooling in older folders
-_WEIGHTS = 'model.safetensors'
 # The names of the prompts for queries and documents that `encode_query` and
 # `encode_document` of sentence-transformers look for, in this order.
-QUERY, DOCUMENT = ('query',), ('document', 'passage', 'corpus')
+QUERY, DOCUMENT = (late_layout.QUERY,), late_layout.DOCUMENT_PROMPTS
 # The poolings by their names in older folders, in the order of concatenation.
 _OLD_POOLINGS = {'pooling_mode_cls_token': 'cls',
                  'pooling_mode_max_tokens': 'max',
@@ -92,7 +90,7 @@ def _shapes(kind: str, config: Mapping[str, Any],
 
 
 # The modules that may follow each module. Any module of _RUN may follow the others.
-_FOLLOWERS = {'Transformer': ('Pooling', sparse_layout.MODULE),
+_FOLLOWERS = {'Transformer': ('Pooling', sparse_layout.MODULE, *late_layout.MODULES),
               _MLM: (sparse_layout.MODULE,),
               sparse_layout.MODULE: ()}
 
@@ -155,7 +153,7 @@ class SentenceLayout(text_layout.TextLayout):
                   for path, module in by_path.items()},
         settings={'truncate_dim': self.dim} if self.dim else {},
         encoder={})
-    return files | {f'{path}/{_WEIGHTS}': save(module.tensors)
+    return files | {f'{path}/{text_layout.WEIGHTS}': save(module.tensors)
                     for path, module in by_path.items() if module.tensors}
 
 
@@ -180,13 +178,13 @@ def listed(directory: epath.Path) -> list[Listed]:
   for place, (kind, folder) in enumerate(rows):
     # A type is the name of a Python class. It is compared, never imported.
     package, name = kind.split('.')[0], kind.split('.')[-1]
-    require(package == text_layout.PACKAGE and name in known,
+    require(package in (text_layout.PACKAGE, late_layout.PYLATE) and name in known,
             f'{path}: the module {kind} is unknown in place {place}: expected '
             f'{" or ".join(known) or "no module"}')
     require(epath.Path(folder).name == folder,
             f'{path} names {folder!r}, which is not a folder directly inside the model')
     modules.append(Listed(name, folder))
-    known = _FOLLOWERS.get(name, tuple(_RUN))
+    known = _FOLLOWERS.get(name, (*_RUN, late_layout.MODULES[-1]))
   require(modules, f'{path} lists no module')
   return modules
 
@@ -211,7 +209,7 @@ def _read_pooling(path: epath.Path) -> tuple[tuple[str, ...], bool]:
 
 def _read_module(kind: str, folder: epath.Path, width: int) -> Module:
   """Reads a module after the pooling, whose input has this width."""
-  config, path = storage.read_json_if_any(folder / 'config.json'), folder / _WEIGHTS
+  config = storage.read_json_if_any(folder / 'config.json')
   places = [config.get(f'module_{end}_name') for end in ('input', 'output')]
   require(all(place in (None, 'sentence_embedding') for place in places)
           and not config.get('use_residual'),
@@ -226,17 +224,10 @@ def _read_module(kind: str, folder: epath.Path, width: int) -> Module:
   shapes = _shapes(kind, config, width)
   if not shapes:
     return Module(kind, config, {})
-  # Older folders have a pickle, which this code does not open.
-  require(path.exists(),
-          f'{folder} lacks {_WEIGHTS}: SentenceTransformer(FOLDER).save_pretrained(NEW) '
-          'of sentence-transformers writes it')
-  try:
-    tensors = {name: x.astype(np.float32) for name, x in load_file(str(path)).items()}
-  except (safetensors.SafetensorError, OSError) as e:
-    raise UserError(f'{path} is corrupt or not a safetensors file: {e}') from e
+  tensors = text_layout.tensors(folder)
   sizes = {name: x.shape for name, x in tensors.items()}
   require(sizes == shapes,
-          f'{path} has tensors of shapes {sizes}, but its config and the module before '
+          f'{folder} has tensors of shapes {sizes}, but its config and the module before '
           f'it need {shapes}')
   return Module(kind, config, tensors)
 
@@ -268,10 +259,16 @@ def read(directory: epath.Path, config: BertConfig,
   if modules[1].kind == sparse_layout.MODULE:
     return sparse_layout.read(settings, path, encoder, directory / modules[1].path,
                               modules[0].kind == _MLM, texts)
+  if settings.get('model_type') in late_layout.KINDS:
+    return late_layout.read(directory, modules, config.hidden_size, settings, texts)
+  require(modules[1].kind == 'Pooling',
+          f'{directory / text_layout.FILE}: the module {modules[1].kind} needs a Pooling '
+          f'before it, or the model_type {late_layout.KINDS[0]} in {path}')
   pooling, include_prompt = _read_pooling(directory / modules[1].path / 'config.json')
   # Each module must fit the width that the modules before it leave.
   steps, width = [], config.hidden_size * len(pooling)
   for kind, folder in modules[2:]:
+    require(kind in _RUN, f'{directory / text_layout.FILE}: {kind} is not for one vector')
     steps.append(_read_module(kind, directory / folder, width))
     width = steps[-1].config['out_features'] if kind == 'Dense' else width
   dim = settings.get('truncate_dim')

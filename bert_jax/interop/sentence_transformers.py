@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bert_jax.data import inputs as inputs_lib
+from bert_jax.data.tokens import Tokens
 from bert_jax.errors import require
 from bert_jax.interop import (
   huggingface,
@@ -20,10 +21,12 @@ from bert_jax.interop import (
   verify,
 )
 from bert_jax.interop.cross_layout import CrossLayout
+from bert_jax.interop.late_layout import DOCUMENT, QUERY, LateLayout
 from bert_jax.interop.pretrained import Pretrained
 from bert_jax.interop.sentence_layout import SentenceLayout
 from bert_jax.interop.sparse_layout import SparseLayout
 from bert_jax.model import architectures, pooling
+from bert_jax.tasks import late_interaction
 from bert_jax.tasks.sequence_classification import BertForSequenceClassification
 from bert_jax.tasks.sparse_embedding import BertForSparseEmbedding
 
@@ -51,6 +54,13 @@ _KINDS = {
         header=(_LIBRARY, 'pipeline_tag: feature-extraction', *_TAGS, '- sparse-encoder',
                 '- splade'),
         usage=(f'weights = model.encode{_TEXTS}',)),
+    LateLayout: _Kind(
+        name='MultiVectorEncoder',
+        header=(_LIBRARY, 'pipeline_tag: sentence-similarity', *_TAGS,
+                '- multi-vector', '- colbert'),
+        usage=("queries = model.encode_query(['A query.'])",
+               "documents = model.encode_document(['A document.'])",
+               'scores = model.similarity(queries, documents)')),
     CrossLayout: _Kind(
         name='CrossEncoder',
         header=(_LIBRARY, 'pipeline_tag: text-ranking', *_TAGS, '- cross-encoder',
@@ -82,20 +92,24 @@ def load(directory: epath.Path) -> Pretrained:
     own = model.sentence.activation if isinstance(model.sentence, CrossLayout) else ''
     layout = dataclasses.replace(layout, activation=layout.activation or own)
   # sentence-transformers parses special tokens in texts, so "[SEP]" is one token.
-  return dataclasses.replace(model, facts=facts, sentence=layout,
-                             tokenizer=model.tokenizer.parsing(True))
+  tokenizer = model.tokenizer.parsing(True)
+  if isinstance(layout, LateLayout) and layout.marks:
+    tokenizer = tokenizer.with_special(layout.marks)
+  model = dataclasses.replace(model, facts=facts, sentence=layout, tokenizer=tokenizer)
+  return late_interaction.with_projection(model) if isinstance(layout, LateLayout) else model
 
 
 def exported(model: Pretrained) -> Pretrained:
   """Returns the part of the model that a folder can hold.
 
-  A cross-encoder keeps its classifier, and a sparse encoder its masked-LM head. Any other
-  model loses its heads, and pools by the mean unless it defines another way.
+  A cross-encoder keeps its classifier, a sparse encoder its masked-LM head, and a model of
+  late interaction its projection. Any other model loses its heads, and pools by the mean
+  unless it defines another way.
   """
   layout = model.sentence or SentenceLayout()
   layout = dataclasses.replace(
       layout, max_len=layout.max_len or model.config.max_positions)
-  if isinstance(layout, CrossLayout):
+  if isinstance(layout, CrossLayout | LateLayout):
     return dataclasses.replace(model, sentence=layout)
   if isinstance(layout, SparseLayout):
     kept, keeps_pooler = ('bert', 'mlm_'), model.config.pooler_is_shared
@@ -115,6 +129,9 @@ def save(model: Pretrained, directory: epath.Path):
   Raises:
     UserError: transformers has no class for this encoder.
   """
+  layout = model.sentence
+  if isinstance(layout, LateLayout):
+    model = late_interaction.without_projection(model)
   huggingface.save(model, directory)
   kind = _KINDS[type(model.sentence)]
   usage = (f'from sentence_transformers import {kind.name}', '',
@@ -123,17 +140,32 @@ def save(model: Pretrained, directory: epath.Path):
   model.sentence.write(directory, model.config.hidden_size)
 
 
+def _one_in_a_row(inputs: list[inputs_lib.Input], pad_id: int) -> tuple[Tokens, jax.Array]:
+  """Places each text or pair into its own row; returns the rows and their starts."""
+  numbers = np.arange(len(inputs))
+  placed = inputs_lib.place(
+      inputs, numbers, numbers, rows=len(inputs), slots=1, pad_id=pad_id,
+      length=max(len(x.ids) for x in inputs), hides=any(x.hidden for x in inputs))
+  return jax.tree.map(jnp.asarray, (placed.tokens, placed.starts))
+
+
+def _late_vectors(model: Pretrained, texts: list[str], role: str) -> np.ndarray:
+  """Computes the vectors of all tokens that count: [tokens, D']."""
+  layout, config = model.sentence, dataclasses.replace(model.config, dtype='float32')
+  inputs, counts = layout.inputs(texts, model.tokenizer, role, layout.max_len)
+  batch, starts = _one_in_a_row(inputs, model.tokenizer.pad_id)
+  head = late_interaction.BertForLateInteraction(config, len(model.labels),
+                                                 layout.normalizes)
+  vectors = np.asarray(jax.jit(head.apply)(model.params, batch, starts))
+  return np.concatenate([x[:len(keep)][keep] for x, keep in zip(vectors, counts)])
+
+
 def _vectors(model: Pretrained, texts: list[tuple[str, ...]]) -> np.ndarray:
   """Computes our vectors, weights or scores of texts or pairs: [B, D]."""
   layout, config = model.sentence, dataclasses.replace(model.config, dtype='float32')
   inputs, _ = inputs_lib.text_inputs(layout.prepared(texts, ''), model.tokenizer,
                                      layout.max_len)
-  # One text or pair in each row.
-  numbers = np.arange(len(inputs))
-  placed = inputs_lib.place(
-      inputs, numbers, numbers, rows=len(inputs), slots=1,
-      length=max(len(x.ids) for x in inputs), pad_id=model.tokenizer.pad_id)
-  batch, starts = jax.tree.map(jnp.asarray, (placed.tokens, placed.starts))
+  batch, starts = _one_in_a_row(inputs, model.tokenizer.pad_id)
 
   def run(params):
     if isinstance(layout, SparseLayout):
@@ -171,6 +203,14 @@ def compare(model: Pretrained, directory: epath.Path) -> Iterator[tuple[str, str
   theirs = getattr(sentence_transformers, _KINDS[type(model.sentence)].name)(
       str(directory), device='cpu', local_files_only=True)
   options = {'prompt': '', 'show_progress_bar': False}
+  if isinstance(model.sentence, LateLayout):
+    for role, encode in ((QUERY, theirs.encode_query), (DOCUMENT, theirs.encode_document)):
+      expected = encode(texts, show_progress_bar=False, convert_to_numpy=True)
+      name = f'vectors of a {role}'
+      yield from verify.compare_outputs(
+          {name: _late_vectors(model, texts, role)}, {name: np.concatenate(expected)},
+          'sentence-transformers')
+    return
   if isinstance(model.sentence, CrossLayout):
     name, texts = 'scores', list(zip(texts, texts[::-1]))
     expected = theirs.predict(texts, **options).reshape(len(texts), -1)

@@ -1,7 +1,8 @@
 """The modules, prompts and longest input in a folder of sentence-transformers.
 
 The model turns a text into a vector (`sentence_layout`), turns a text into weights of the
-vocabulary (`sparse_layout`), or scores a pair (`cross_layout`).
+vocabulary (`sparse_layout`) or into vectors of its tokens (`late_layout`), or scores a pair
+(`cross_layout`).
 """
 
 import abc
@@ -12,15 +13,18 @@ from typing import Any
 
 from etils import epath
 import numpy as np
+import safetensors
+from safetensors.numpy import load_file
 import tokenizers
 
 from bert_jax.data.tokenizers import base as tokenizer_base
 from bert_jax.data.tokenizers import reader as tokenizer_reader
-from bert_jax.errors import require
+from bert_jax.errors import UserError, require
 from bert_jax.runtime import storage
 
 FILE = 'modules.json'
 PACKAGE = 'sentence_transformers'
+WEIGHTS = 'model.safetensors'  # of a module
 SETTINGS, ENCODER_SETTINGS = (
     'config_sentence_transformers.json', 'sentence_bert_config.json')
 # Older folders name this file after the class of their encoder. The first one counts.
@@ -110,6 +114,19 @@ def encoder_settings(encoder: epath.Path) -> dict[str, Any]:
   files = (storage.read_json_if_any(encoder / name)
            for name in (ENCODER_SETTINGS, *_OLD_ENCODER_SETTINGS))
   return next(filter(None, files), {})
+
+
+def tensors(folder: epath.Path) -> dict[str, np.ndarray]:
+  """Reads the tensors of a module, as float32; raises UserError if it has none."""
+  path = folder / WEIGHTS
+  # Older folders have a pickle, which this code does not open.
+  require(path.exists(),
+          f'{folder} lacks {WEIGHTS}: save_pretrained(NEW) of sentence-transformers writes '
+          'it')
+  try:
+    return {name: x.astype(np.float32) for name, x in load_file(str(path)).items()}
+  except (safetensors.SafetensorError, OSError) as e:
+    raise UserError(f'{path} is corrupt or not a safetensors file: {e}') from e
 
 
 def read(settings: Mapping[str, Any], path: epath.Path, encoder: epath.Path,

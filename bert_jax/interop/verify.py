@@ -5,6 +5,7 @@ import dataclasses
 import importlib.util
 
 from etils import epath
+from flax import traverse_util
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -115,9 +116,18 @@ def compare_outputs(ours: dict[str, np.ndarray], theirs: dict[str, np.ndarray],
     yield name, f'differ from {source} by at most {worst:.2g}'
 
 
+def _tensors(model: Pretrained) -> dict[str, np.ndarray]:
+  """Returns all tensors by name, also of a head that transformers has no names for."""
+  params = jax.device_get(model.params)
+  own = {name: params['params'][name] for name in model.groups
+         if name not in layout.GROUPS}
+  return (layout.to_tensors(params, model.config)
+          | traverse_util.flatten_dict(own, sep='.'))
+
+
 def _compare_tensors(a: Pretrained, b: Pretrained) -> int:
   """Returns the number of tensors; raises UserError for the first one that differs."""
-  ours, theirs = (layout.to_tensors(jax.device_get(m.params), m.config) for m in (a, b))
+  ours, theirs = (_tensors(m) for m in (a, b))
   require(ours.keys() == theirs.keys(),
           f'only one of the models has {", ".join(sorted(ours.keys() ^ theirs.keys()))}')
   for name, x in ours.items():

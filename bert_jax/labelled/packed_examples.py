@@ -129,6 +129,7 @@ class Batches:
     self.features, self.batch_size = features, batch_size
     self._pad_id, self._seed = pad_id, seed
     self._multiple, self._microbatches = row_multiple, microbatches
+    self._hides = any(x.hidden for x in features.inputs)
     sizes = features.sizes
     # The static dimensions, from all examples: no step can need more.
     self.length = _rounded_up(int(sizes.max()), _LENGTH_MULTIPLE)  # L
@@ -199,7 +200,7 @@ class Batches:
     f = self.features
     placed = place(
         f.inputs, packed.inputs, packed.row_of, rows=rows, length=self.length,
-        slots=self._slots, pad_id=self._pad_id)
+        slots=self._slots, pad_id=self._pad_id, hides=self._hides)
     # The model pools by slot, and `members` leads from an example to its slots. Examples
     # have different numbers of inputs, so unused members keep -1.
     is_filled = placed.index >= 0

@@ -73,6 +73,14 @@ class Row(NamedTuple):
             f'{self.where}: {column!r} is {number}, not a number: leave the line out')
     return number
 
+  def numbers(self, column: str, count: int) -> tuple[float, ...]:
+    """Returns a list of `count` numbers."""
+    values = self[column]
+    require(isinstance(values, list) and len(values) == count
+            and all(type(x) in (int, float) and math.isfinite(x) for x in values),
+            f'{self.where}: {column!r} is {values!r:.50}, not a list of {count} numbers')
+    return tuple(values)
+
 
 def read_text(path: str) -> str:
   """Returns the UTF-8 text of a file, gzipped or not, without a byte order mark.

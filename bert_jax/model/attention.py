@@ -26,7 +26,8 @@ class Mask(NamedTuple):
 
   text_ids: jax.Array  # [B, L] int32, 0 on padding, 1..P on the tokens of each text
   bias: jax.Array | None  # [B, 1 or H, L, L], added to the scores; None for a kernel
-  causal: jax.Array | None = None  # [B] bool, see `Tokens`
+  causal: jax.Array | None  # [B] bool, see `Tokens`
+  visible_ids: jax.Array  # [B, L] int32, `text_ids` with 0 on hidden tokens
 
 
 class Heads(NamedTuple):
@@ -53,22 +54,23 @@ class Dropout(NamedTuple):
   key: Callable[[], jax.Array]  # for kernels: makes the key of the bits that they draw
 
 
-def attention_bias(text_ids: jax.Array, causal: jax.Array | None = None) -> jax.Array:
-  """The additive mask: a token attends only to the tokens of its text.
+def visible_ids(tokens: Tokens) -> jax.Array:
+  """Returns the text ids of visible tokens, 0 on padding and hidden ones: [B, L] int32."""
+  return (tokens.text_ids if tokens.hidden is None
+          else jnp.where(tokens.hidden, 0, tokens.text_ids))
 
-  Args:
-    text_ids: [B, L] int32, 0 on padding, p = 1..P on the tokens of the p-th text.
-    causal: [B] bool, see `Tokens`.
+
+def attention_bias(tokens: Tokens) -> jax.Array:
+  """The additive mask: a token attends only to the visible tokens of its text.
 
   Returns:
     [B, 1, L, L] float32, 0 where the query (axis 2) may see the key (axis 3), else -1e9.
   """
-  same = text_ids[:, :, None] == text_ids[:, None, :]  # [B, L, L]
-  real = text_ids[:, None, :] > 0  # [B, 1, L]
-  visible = same & real
-  if causal is not None:
-    at = jnp.arange(text_ids.shape[1])
-    visible &= (at[:, None] >= at[None, :]) | ~causal[:, None, None]
+  keys = visible_ids(tokens)[:, None, :]  # [B, 1, L]
+  visible = (tokens.text_ids[:, :, None] == keys) & (keys > 0)  # [B, L, L]
+  if tokens.causal is not None:
+    at = jnp.arange(tokens.text_ids.shape[1])
+    visible &= (at[:, None] >= at[None, :]) | ~tokens.causal[:, None, None]
   return jnp.where(visible, 0.0, MASKED)[:, None]  # [B, 1, L, L]
 
 
@@ -127,9 +129,9 @@ def dot_product_attention(
 
 
 def local_attention(query: jax.Array, key: jax.Array, value: jax.Array,
-                    text_ids: jax.Array, reach: int, causal: jax.Array | None = None,
+                    mask: Mask, reach: int,
                     drop: Callable[[jax.Array], jax.Array] = keep_all) -> jax.Array:
-  """Attention to the tokens of the same text that are at most `reach` away.
+  """Attention to the visible tokens of the same text that are at most `reach` away.
 
   Works in blocks of `reach` tokens (1 for 0). Each block sees itself and its two
   neighbors, so that the cost is linear in L.
@@ -138,15 +140,14 @@ def local_attention(query: jax.Array, key: jax.Array, value: jax.Array,
     query: [B, L, H, K].
     key: [B, L, H, K].
     value: [B, L, H, K].
-    text_ids: [B, L] int32, see `attention_bias`.
+    mask: from `Attend.mask`.
     reach: visible tokens on either side.
-    causal: [B] bool, see `Tokens`.
     drop: dropout of the attention weights.
 
   Returns:
     [B, L, H, K] in the dtype of `query`.
   """
-  rows, length = text_ids.shape
+  rows, length = mask.text_ids.shape
   size = max(reach, 1)
   blocks = -(-length // size)
 
@@ -163,14 +164,14 @@ def local_attention(query: jax.Array, key: jax.Array, value: jax.Array,
              for i in range(3)]
     return jnp.concatenate(parts, axis=2).reshape(rows * blocks, 3 * size, *x.shape[2:])
 
-  query_ids = in_blocks(text_ids)[:, :, None]
-  key_ids = around(text_ids)[:, None, :]
+  query_ids = in_blocks(mask.text_ids)[:, :, None]
+  key_ids = around(mask.visible_ids)[:, None, :]
   # A query of index i in its block has index size + i among the keys.
   distance = jnp.arange(size)[:, None] + size - jnp.arange(3 * size)[None, :]
   # Both pads have text id 0, so their keys are invisible too.
   visible = (query_ids == key_ids) & (key_ids > 0) & (jnp.abs(distance) <= reach)
-  if causal is not None:
-    visible &= (distance >= 0) | ~jnp.repeat(causal, blocks)[:, None, None]
+  if mask.causal is not None:
+    visible &= (distance >= 0) | ~jnp.repeat(mask.causal, blocks)[:, None, None]
   bias = jnp.where(visible, 0.0, MASKED)[:, None]  # [B * blocks, 1, size, 3 * size]
   out, _ = dot_product_attention(in_blocks(query), around(key), around(value), bias, drop)
   return out.reshape(rows, blocks * size, *out.shape[2:])[:, :length]
@@ -186,8 +187,8 @@ class Attend:
 
   def mask(self, tokens: Tokens) -> Mask:
     """Makes the mask once for all layers."""
-    bias = None if self.kernel else attention_bias(tokens.text_ids, tokens.causal)
-    return Mask(tokens.text_ids, bias, tokens.causal)
+    bias = None if self.kernel else attention_bias(tokens)
+    return Mask(tokens.text_ids, bias, tokens.causal, visible_ids(tokens))
 
   def __call__(self, heads: Heads, mask: Mask, dropout: Dropout,
                reach: int | None = None) -> tuple[jax.Array, jax.Array | None]:
@@ -210,8 +211,7 @@ class Attend:
     is_long = is_local and isinstance(length, int) and length > 3 * reach
     # The kernels have no window: local layers use blocks instead.
     if is_long and not self.keeps_weights or is_local and self.kernel:
-      return local_attention(query, key, value, mask.text_ids, reach, mask.causal,
-                             dropout.drop), None
+      return local_attention(query, key, value, mask, reach, dropout.drop), None
     if self.kernel:
       return self.kernel(heads, mask.text_ids, dropout), None
     bias = mask.bias

@@ -114,13 +114,13 @@ CHOICES = ('auto', 'xla', *ALL)  # of `model.attention`
 
 
 def _obstacle(config: BertConfig, name: str, length: int, platform: str,
-              has_causal: bool) -> str:
+              special: str) -> str:
   """Returns the reason why a kernel cannot be used; '' if it can."""
   kernel = ALL[name]
   if config.kernel_obstacle:
     return config.kernel_obstacle
-  if has_causal:
-    return 'no kernel computes causal rows (masking.causal_rows)'
+  if special:
+    return f'no kernel computes {special}'
   if platform not in (*kernel.platforms, *kernel.slow_on):
     return f'{name} is not for {platform}'
   if config.attention == 'auto' and length < kernel.shortest:
@@ -134,14 +134,14 @@ def _obstacle(config: BertConfig, name: str, length: int, platform: str,
 
 
 def choose_path(config: BertConfig, length: int, platform: str = '',
-                has_causal: bool = False) -> tuple[str, str]:
+                special: str = '') -> tuple[str, str]:
   """Chooses how rows of `length` attend.
 
   Args:
     config: its `attention` is auto or names a path.
     length: L.
     platform: the platform of the devices; '' = the platform of the current trace.
-    has_causal: whether rows may be causal.
+    special: `Tokens.special` of the rows.
 
   Returns:
     (xla or the name of a kernel; the reason).
@@ -154,29 +154,29 @@ def choose_path(config: BertConfig, length: int, platform: str = '',
   if requested == 'xla':
     return 'xla', 'asked for'
   if requested != 'auto':
-    obstacle = _obstacle(config, requested, length, platform, has_causal)
+    obstacle = _obstacle(config, requested, length, platform, special)
     require(not obstacle, f'model.attention={requested} is not available: {obstacle}')
     return requested, 'asked for'
   obstacle = f'no kernel supports {platform}'
   for name in (name for name, kernel in ALL.items() if platform in kernel.platforms):
-    obstacle = _obstacle(config, name, length, platform, has_causal)
+    obstacle = _obstacle(config, name, length, platform, special)
     if not obstacle:
       return name, 'it holds no weights'
   return 'xla', obstacle
 
 
-def choose(config: BertConfig, length: int, has_causal: bool = False) -> Attend:
+def choose(config: BertConfig, length: int, special: str = '') -> Attend:
   """Chooses like `choose_path`, for the platform of the trace; raises UserError."""
-  name, _ = choose_path(config, length, has_causal=has_causal)
+  name, _ = choose_path(config, length, special=special)
   return Attend(ALL[name].attend if name in ALL else None)
 
 
 def describe(config: BertConfig, lengths: Iterable[int], platform: str = '',
-             has_causal: bool = False) -> str:
+             special: str = '') -> str:
   """Describes in one line, for logs, how rows of each length attend and why."""
   lengths_of = {}
   for length in dict.fromkeys(lengths):
-    path = choose_path(config, length, platform, has_causal)
+    path = choose_path(config, length, platform, special)
     lengths_of.setdefault(path, []).append(str(length))
   return '; '.join(f'{path} for rows of {" and ".join(rows)}: {reason}'
                    for (path, reason), rows in lengths_of.items())

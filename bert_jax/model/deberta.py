@@ -151,6 +151,7 @@ class Mask(NamedTuple):
   text_ids: jax.Array  # [B, L] int32
   bias: jax.Array  # [B, 1, L, L] float32
   causal: jax.Array | None  # [B] bool, see `Tokens`
+  visible_ids: jax.Array  # [B, L] int32
   table: jax.Array  # [R, D], the rows of the table from the first one in `_rows`
 
 

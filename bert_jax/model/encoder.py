@@ -160,7 +160,7 @@ class Encoder(nn.Module):
     # The rows of `init_tokens` are too short for every kernel.
     attend = (Attend() if self.is_initializing()
               else attention_kernels.choose(self.config, tokens.ids.shape[1],
-                                            has_causal=tokens.causal is not None))
+                                            tokens.special))
     return self._run(tokens, attend, deterministic)[0]
 
   def states(self, tokens: Tokens) -> States:

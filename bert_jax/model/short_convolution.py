@@ -17,11 +17,11 @@ from bert_jax.model.attention import Mask
 def neighbors(x: jax.Array, mask: Mask, reach: int) -> Iterator[jax.Array]:
   """Yields x shifted by each i from -reach to reach, with zeros outside the text.
 
-  In a causal row, the later neighbors are zero too.
+  Hidden neighbors, and the later ones in a causal row, are zero too.
 
   Args:
     x: [B, L, D].
-    mask: its `text_ids` and `causal`.
+    mask: its `text_ids`, `visible_ids` and `causal`.
     reach: tokens on either side.
 
   Yields:
@@ -29,9 +29,10 @@ def neighbors(x: jax.Array, mask: Mask, reach: int) -> Iterator[jax.Array]:
   """
   length = x.shape[1]
   around = ((0, 0), (reach, reach))
-  wide, wide_ids = jnp.pad(x, (*around, (0, 0))), jnp.pad(mask.text_ids, around)
+  wide, wide_ids = jnp.pad(x, (*around, (0, 0))), jnp.pad(mask.visible_ids, around)
   for i in range(2 * reach + 1):
-    is_visible = wide_ids[:, i:i + length] == mask.text_ids  # [B, L]
+    # A hidden token still sees itself.
+    is_visible = (i == reach) | (wide_ids[:, i:i + length] == mask.text_ids)  # [B, L]
     if mask.causal is not None and i > reach:
       is_visible &= ~mask.causal[:, None]
     yield jnp.where(is_visible[:, :, None], wide[:, i:i + length], 0)

@@ -14,7 +14,6 @@ from ml_collections import ConfigDict, FrozenConfigDict
 
 from bert_jax import config as config_lib
 from bert_jax.errors import require
-from bert_jax.fields import pretraining_fields
 from bert_jax.interop.pretrained import Pretrained
 from bert_jax.model import attention_kernels
 from bert_jax.parallel import chip_figures, sharding, topology
@@ -72,7 +71,7 @@ def _plan(config: ConfigDict, name: str, price: float, search: bool,
   with sharding.in_context(mesh, config.sharding):
     paths = attention_kernels.describe(
         works[0].task.model.config, lengths,
-        has_causal=pretraining_fields.has_causal_rows(config))
+        special=config_lib.special_rows(config))
   print(f'  attention: {paths}')
   estimates, searches = [], []
   for i, work in enumerate(works):

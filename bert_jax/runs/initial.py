@@ -24,7 +24,7 @@ from bert_jax.interop.sentence_layout import SentenceLayout
 from bert_jax.interop.sparse_layout import SparseLayout
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.runtime.console import print_summary
-from bert_jax.tasks import task_list
+from bert_jax.tasks import late_interaction, task_list
 from bert_jax.training import lora
 from bert_jax.training import state as state_lib
 
@@ -173,6 +173,15 @@ def unset_pooling(config: ConfigDict, run_json: Mapping[str, Any],
     print_summary([('left out', f'{", ".join(kinds)} of {config.init_from}: a run trains '
                                 'the pooled hidden states')])
   return {'data.pooling': own.pooling[0]}
+
+
+def unset_late(config: ConfigDict, run_json: Mapping[str, Any],
+               model: Pretrained | None) -> dict[str, Any]:
+  """The fields of late interaction that the config leaves to the model."""
+  if config.task != late_interaction.LateKind.name:
+    return {}
+  earlier = run_json['config']['data'] if run_json else {}
+  return late_interaction.unset_fields(config.data, earlier, model)
 
 
 def check_named(config: ConfigDict, has_started: bool = False):

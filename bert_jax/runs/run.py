@@ -18,7 +18,6 @@ from ml_collections import ConfigDict, FrozenConfigDict
 from bert_jax import config as config_lib
 from bert_jax.data import loader
 from bert_jax.errors import require
-from bert_jax.fields import pretraining_fields
 from bert_jax.model import attention_kernels
 from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.parallel import sharding
@@ -201,7 +200,7 @@ def _summary(config: FrozenConfigDict, job: Job, mesh: Mesh,
                  + f'; sharding {config.sharding}')
   with sharding.in_context(mesh, config.sharding):
     paths = attention_kernels.describe(
-        c, job.lengths, has_causal=pretraining_fields.has_causal_rows(config))
+        c, job.lengths, special=config_lib.special_rows(config))
   yield 'attention', paths
   yield from job.data.describe()
   yield 'steps', job.steps

@@ -93,6 +93,7 @@ class ExampleFiles(abc.ABC):
   has_held_out_loss: ClassVar[bool] = True
   # For all other scores, higher is better.
   lower_is_better: ClassVar[tuple[str, ...]] = ('loss',)
+  shows_labels: ClassVar[bool] = True  # in the summary of a run
   problem: ClassVar[str] = ''  # the kind of labels; only for sequence classification
   null_threshold: ClassVar[float | None] = None  # None = every question has an answer
 
@@ -217,7 +218,7 @@ class FineTuningData:
                for split in self.evals)]
     yield 'examples', ', '.join(sizes)
     more = len(labels) - _LABELS_SHOWN
-    if labels:
+    if labels and self.files.shows_labels:
       yield 'labels', (', '.join(labels[:_LABELS_SHOWN])
                        + (f' and {more} more' if more > 0 else ''))
     yield f'rows of {batches.length}', (

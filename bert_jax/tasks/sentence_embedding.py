@@ -45,7 +45,27 @@ class Example(NamedTuple):
   """A line: a text, its partner and its negatives, or two held-out texts and a score."""
 
   texts: tuple[str, ...]
-  score: float | None
+  score: float | tuple[float, ...] | None  # a tuple: a teacher's, of all texts but the first
+
+
+def contrast_scores(scores: jax.Array,
+                    exists: jax.Array) -> tuple[jax.Array, jax.Array]:
+  """Computes the cross-entropy of the partner of each text among all other texts.
+
+  Args:
+    scores: [E, (C - 1) * E] float32, of each text with the others: first the partners of
+      all examples, then the first negatives, and so on.
+    exists: [E, C] bool, False for texts that an example lacks.
+
+  Returns:
+    (losses [E] in nats, is_right [E] bool: the partner has the highest score).
+  """
+  other_exists = jnp.moveaxis(exists[:, 1:], 1, 0).reshape(-1)
+  logits = jnp.where(other_exists, scores, layers.MASKED)
+  of_examples, _ = losses.cross_entropy(logits, jnp.arange(len(exists)))
+  # >=, not >: a collapsed model, whose vectors are all equal, gets nothing right.
+  is_right = jnp.sum(logits >= jnp.diagonal(logits)[:, None], axis=-1) == 1
+  return of_examples, is_right
 
 
 def contrast(vectors: jax.Array, exists: jax.Array,
@@ -69,12 +89,7 @@ def contrast(vectors: jax.Array, exists: jax.Array,
   others = jnp.moveaxis(vectors[:, 1:], 1, 0).reshape(-1, vectors.shape[-1])
   cosines = jnp.einsum('ed,od->eo', vectors[:, 0], others,
                        preferred_element_type=jnp.float32)
-  other_exists = jnp.moveaxis(exists[:, 1:], 1, 0).reshape(-1)
-  logits = jnp.where(other_exists, cosines / temperature, layers.MASKED)
-  of_examples, _ = losses.cross_entropy(logits, jnp.arange(len(exists)))
-  # >=, not >: a collapsed model, whose vectors are all equal, gets nothing right.
-  is_right = jnp.sum(logits >= jnp.diagonal(logits)[:, None], axis=-1) == 1
-  return of_examples, is_right
+  return contrast_scores(cosines / temperature, exists)
 
 
 def unit(vectors: jax.Array) -> jax.Array:
@@ -230,7 +245,9 @@ class EmbeddingFiles(finetuning_data.ExampleFiles):
     for row in table.read(path, data.format, split):
       if split == 'train':
         values = tuple(row.text(column) for column in columns if column)
-        yield Example(values * 2 if len(values) == 1 else values, None)
+        taught = data.get('scores_column')
+        yield Example(values * 2 if len(values) == 1 else values,
+                      row.numbers(taught, len(values) - 1) if taught else None)
       else:
         yield Example((row.text(first), row.text(second)), row.number(score))
 

@@ -30,6 +30,7 @@ class TrainedModel(Protocol):
   tokenizer: Tokenizer
   trained_length: int  # tokens of the longest input in fine-tuning
   cross: Any  # an `interop.cross_layout.CrossLayout`: how to read and score pairs
+  late: Any  # an `interop.late_layout.LateLayout`: how to read queries and documents
   sparse: Any  # an `interop.sparse_layout.SparseLayout`: how to weigh entries
 
   def require_head(self, group: str, title: str):

@@ -1,6 +1,7 @@
 """The fine-tuning tasks; a new task is one file, its import here and its line in ALL."""
 
 from bert_jax.tasks import (
+  late_interaction,
   multiple_choice,
   question_answering,
   reranking,
@@ -17,6 +18,7 @@ ALL = {kind.name: kind for kind in (
     multiple_choice.ChoiceKind,
     sentence_embedding.EmbeddingKind,
     sparse_embedding.SparseKind,
+    late_interaction.LateKind,
     reranking.RerankingKind,
 )}
 # The tasks whose models have their own head.

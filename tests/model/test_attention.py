@@ -31,15 +31,22 @@ def test_by_hand():
 
 
 def test_bias_lets_a_token_see_its_own_pair_only():
-  bias = attention_bias(jnp.array([[1, 1, 2, 0]]))[0, 0]
+  bias = attention_bias(Tokens(None, None, None, jnp.array([[1, 1, 2, 0]])))[0, 0]
   assert (bias == 0).tolist() == [[True, True, False, False], [True, True, False, False],
                                   [False, False, True, False], [False, False, False, False]]
   assert float(bias.min()) == -1e9
 
 
+def test_a_hidden_token_sees_and_is_not_seen():
+  hidden = jnp.array([[False, True, True, False]])
+  bias = attention_bias(Tokens(None, None, None, jnp.array([[1, 1, 1, 2]]), hidden=hidden))[0, 0]
+  assert (bias == 0).tolist() == [*[[True, False, False, False]] * 3, [False, False, False, True]]
+
+
 def test_a_row_of_padding_gives_no_nan():
   q = jnp.ones((1, 4, 1, 2))
-  out, _ = dot_product_attention(q, q, q, attention_bias(jnp.zeros((1, 4), jnp.int32)))
+  padding = Tokens(None, None, None, jnp.zeros((1, 4), jnp.int32))
+  out, _ = dot_product_attention(q, q, q, attention_bias(padding))
   np.testing.assert_allclose(out, 1.0, rtol=1e-6)
 
 

@@ -151,7 +151,7 @@ def test_fused_is_the_plain_path_that_drops_the_same(length, rate):
 
   def plain(qkv):
     out, _ = attention.dot_product_attention(
-        *jnp.unstack(qkv, axis=2), attention.attention_bias(text_ids),
+        *jnp.unstack(qkv, axis=2), attention.attention_bias(Tokens(None, None, None, text_ids)),
         lambda weights: jnp.where(keep, weights / (1 - rate), 0))
     return jnp.sum(out * jnp.cos(jnp.arange(out.size)).reshape(out.shape)), out
 

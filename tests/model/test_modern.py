@@ -12,7 +12,11 @@ import pytest
 from bert_jax.data.tokens import Tokens
 from bert_jax.errors import UserError
 from bert_jax.model import heads, parameters
-from bert_jax.model.attention import attention_bias, dot_product_attention, local_attention
+from bert_jax.model.attention import (
+  Attend,
+  dot_product_attention,
+  local_attention,
+)
 from bert_jax.model.modern import Modern, ModernConfig, rotary, rotate
 
 CONFIG = ModernConfig(vocab_size=60, hidden_size=16, num_layers=4, num_heads=2,
@@ -37,15 +41,20 @@ ENCODE = jax.jit(functools.partial(Modern(CONFIG).apply, method='encode'))
 
 
 @pytest.mark.parametrize('length, reach', [(40, 4), (40, 7), (5, 8), (16, 16), (9, 0)])
-def test_local_attention_is_masked_attention(length, reach):
+@pytest.mark.parametrize('hides', [False, True])
+def test_local_attention_is_masked_attention(length, reach, hides):
   batch = packed(length=length)
   query, key, value = (jax.random.normal(jax.random.key(i), (2, length, 2, 8)) for i in range(3))
   near = np.abs(np.arange(length)[:, None] - np.arange(length)) <= reach
-  bias = jnp.where(near, attention_bias(batch.text_ids), -1e9)
+  if hides:
+    batch = batch._replace(hidden=np.broadcast_to(np.arange(length) % 5 == 3, batch.ids.shape))
+  mask = Attend().mask(batch)
+  bias = jnp.where(near, mask.bias, -1e9)
   plain, _ = dot_product_attention(query, key, value, bias)
-  actual = jax.jit(local_attention, static_argnames='reach')(query, key, value, batch.text_ids,
-                                                             reach)
-  real = batch.text_ids > 0
+  actual = jax.jit(local_attention, static_argnames='reach')(query, key, value, mask, reach)
+  sees = (mask.bias == 0) & near  # a token that sees nothing may have any output
+  real = np.asarray(sees.any(-1)[:, 0])
+  assert real.sum() > length
   np.testing.assert_allclose(actual[real], plain[real], atol=2e-6)
 
 

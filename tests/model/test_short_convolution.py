@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from bert_jax.data.tokenizers import older
+from bert_jax.data.tokens import Tokens
 from bert_jax.errors import UserError
 from bert_jax.interop import huggingface, layout, native
 from bert_jax.interop.pretrained import Pretrained
-from bert_jax.model.attention import Mask
+from bert_jax.model.attention import Attend
 from bert_jax.model.modern import Modern
 from bert_jax.model.short_convolution import ShortConvolution
 from tests.model import test_modern
@@ -26,7 +27,8 @@ def test_by_hand():
   x = jnp.asarray([[[1.0], [2.0], [3.0], [10.0], [20.0], [100.0]]])
   texts = np.array([[1, 1, 1, 2, 2, 0]], np.int32)
   taps = jnp.asarray([[0.1], [1.0], [10.0]])  # of the token before, itself, the token after
-  y = ShortConvolution(1).apply({'params': {'taps': taps}}, x, Mask(texts, None))
+  mask = Attend().mask(Tokens(None, None, None, texts))
+  y = ShortConvolution(1).apply({'params': {'taps': taps}}, x, mask)
   expected = [1 + 1 + 20, 2 + 0.1 + 2 + 30, 3 + 0.2 + 3, 10 + 10 + 200, 20 + 1 + 20]
   np.testing.assert_allclose(y[0, :5, 0], expected, rtol=1e-6)
 

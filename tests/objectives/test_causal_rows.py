@@ -14,7 +14,12 @@ import pytest
 from bert_jax.data.tokens import Tokens
 from bert_jax.errors import UserError
 from bert_jax.model import architectures
-from bert_jax.model.attention import attention_bias, dot_product_attention, local_attention
+from bert_jax.model.attention import (
+  Attend,
+  attention_bias,
+  dot_product_attention,
+  local_attention,
+)
 from bert_jax.objectives import causal_rows, masking, objectives
 from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.runs import run
@@ -66,18 +71,18 @@ def test_predictions_by_hand():
 
 @pytest.mark.parametrize('length, reach', [(40, 4), (40, 7), (9, 0)])
 def test_attention_equals_lower_triangles(length, reach):
-  text_ids = test_modern.packed(length=length).text_ids
-  causal = np.array([True, False])
+  tokens = test_modern.packed(length=length)._replace(causal=np.array([True, False]))
+  text_ids = tokens.text_ids
   query, key, value = (jax.random.normal(jax.random.key(i), (2, length, 2, 8)) for i in range(3))
   at = np.arange(length)
   visible = (text_ids[:, :, None] == text_ids[:, None]) & (text_ids[:, None] > 0)
   visible[0] &= np.tril(np.ones((length, length), bool))
   bias = np.where(visible, 0, -1e9)[:, None]
-  np.testing.assert_array_equal(attention_bias(text_ids, causal), bias)
+  np.testing.assert_array_equal(attention_bias(tokens), bias)
   near = np.abs(at[:, None] - at) <= reach
   plain, _ = dot_product_attention(query, key, value, np.where(near, bias, -1e9))
-  actual = jax.jit(local_attention, static_argnames='reach')(query, key, value, text_ids, reach,
-                                                             causal)
+  actual = jax.jit(local_attention, static_argnames='reach')(
+      query, key, value, Attend().mask(tokens), reach)
   real = text_ids > 0
   np.testing.assert_allclose(actual[real], plain[real], atol=2e-6)
 

@@ -121,6 +121,14 @@ class Tokenizer(abc.ABC):
     other.parses_special = parses_special
     return other
 
+  def with_special(self, marks: Sequence[str]) -> 'Tokenizer':
+    """Returns a copy in which marks that are entries are never split or normalized.
+
+    A mark may end with a space, such as "[Q] "; then its first word may be the entry.
+    """
+    del marks
+    return self
+
   @abc.abstractmethod
   def serialized(self) -> bytes:
     """Everything that determines the ids of a corpus: the vocabulary and its settings."""

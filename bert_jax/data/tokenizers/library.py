@@ -341,6 +341,19 @@ class LibraryTokenizer(base.Tokenizer):
     return LibraryTokenizer(settings, named=self._named,
                             markers=self.markers).parsing(self.parses_special)
 
+  def with_special(self, marks: Sequence[str]) -> 'LibraryTokenizer':
+    entries = set(self.vocab)
+    found = [next((x for x in (mark, mark.split(None, 1)[0]) if x in entries), None)
+             for mark in marks if mark.strip()]
+    added = {x['content']: x for x in self._added}
+    for entry in filter(None, found):
+      added[entry] = {'id': self.vocab.index(entry), 'content': entry, **_WORD_FLAGS,
+                      'special': True, 'single_word': False, 'normalized': False}
+    settings = self._settings | {'added_tokens': sorted(added.values(),
+                                                        key=lambda x: x['id'])}
+    return LibraryTokenizer(settings, named=self._named,
+                            markers=self.markers).parsing(self.parses_special)
+
   def normalized(self, text: str) -> str:
     """Returns the normalized text."""
     simple = self._normalized(text) if self.splits_as_bert else None

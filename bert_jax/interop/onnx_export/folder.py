@@ -21,6 +21,7 @@ from bert_jax.interop import (
 )
 from bert_jax.interop.onnx_export import functions
 from bert_jax.interop.pretrained import Pretrained
+from bert_jax.tasks.late_interaction import LateKind
 
 FILE, QUANTIZED = 'onnx/model.onnx', 'onnx/model_quantized.onnx'
 OPSET = 18  # the default; older operators take the axes of a reduction as attributes
@@ -59,7 +60,14 @@ def check_installed():
 
 
 def exported(model: Pretrained) -> Pretrained:
-  """Returns the part of the model that the folder holds: an embedder has no other head."""
+  """Returns the part of the model that the folder holds: an embedder has no other head.
+
+  Raises:
+    UserError: the model is one of late interaction.
+  """
+  # The graph has one mask: its [MASK] tokens would see other tokens than in training.
+  require(model.task != LateKind.name,
+          f'--to=onnx is not for {LateKind.name}: use --to=sentence_transformers')
   return sentence_transformers.exported(model) if model.sentence else model
 
 

@@ -1,0 +1,343 @@
+"""Late interaction: a vector for each token, and queries that meet documents token by token.
+
+ColBERT (Khattab and Zaharia 2020, https://arxiv.org/abs/2004.12832). The score of a
+document is MaxSim: each token of the query takes its largest product with a token of the
+document, and the sum counts. Training contrasts the documents of a batch, or follows the
+scores of a cross-encoder (ColBERTv2, https://arxiv.org/abs/2112.01488).
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+import dataclasses
+import functools
+from typing import Any
+
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+from ml_collections import ConfigDict
+import numpy as np
+
+from bert_jax.config_fields import Field, at_least, one_of
+from bert_jax.data.tokens import Tokens
+from bert_jax.errors import require
+from bert_jax.interop import late_layout
+from bert_jax.interop.late_layout import DOCUMENT, QUERY, LateLayout
+from bert_jax.labelled import packed_examples
+from bert_jax.model import architectures, bert_config, layers
+from bert_jax.objectives import losses
+from bert_jax.tasks import sentence_embedding, task_kind
+
+_AUTO = 'auto'  # the field has the value of `init_from`, or the value of ColBERT
+
+
+class BertForLateInteraction(nn.Module):
+  """Projects the hidden state of each token to a vector."""
+
+  config: bert_config.BertConfig
+  width: int  # of the vectors, D'
+  normalizes: bool = True  # to length 1
+
+  def setup(self):
+    self.bert = architectures.make_encoder(self.config)
+    self.projection = layers.dense(self.config, self.width, ('embed', 'labels'),
+                                   dtype=jnp.float32, use_bias=False)
+
+  def __call__(self, tokens: Tokens, starts: jax.Array, *,
+               deterministic: bool = True) -> jax.Array:
+    """[B, L] inputs -> [B, L, D'] float32."""
+    del starts
+    vectors = self.projection(self.bert.encode(tokens, deterministic=deterministic))
+    return sentence_embedding.unit(vectors) if self.normalizes else vectors
+
+
+def max_sim(queries: jax.Array, counts: jax.Array, document: jax.Array,
+            document_counts: jax.Array) -> jax.Array:
+  """Computes the MaxSim of each query with one document: [Q].
+
+  Args:
+    queries: [Q, T, D'].
+    counts: [Q, T] bool, the tokens that count.
+    document: [S, D'].
+    document_counts: [S] bool; without a token that counts the score is -1e9.
+  """
+  products = jnp.einsum('qtd,sd->qts', queries, document,
+                        preferred_element_type=jnp.float32)
+  best = jnp.where(document_counts, products, -jnp.inf).max(-1)  # [Q, T]
+  score = jnp.sum(jnp.where(counts, best, 0), axis=-1)
+  return jnp.where(document_counts.any(), score, layers.MASKED)
+
+
+@dataclasses.dataclass(frozen=True)
+class LateInteraction(sentence_embedding.SentenceEmbedding):
+  """Trains each query to score its own document above all other documents of the batch."""
+
+  temperature: float = 1.0  # the divisor of MaxSim
+  query_length: int = 32  # upper bound on the tokens of a query
+  distills: bool = False  # the targets are scores of a teacher
+
+  def _tokens(self, vectors: jax.Array, batch: packed_examples.Batch, members: jax.Array,
+              length: int) -> tuple[jax.Array, jax.Array]:
+    """Gathers the tokens of some inputs: ([n, length, D'], [n, length] bool: they count)."""
+    row, slot = jnp.divmod(jnp.maximum(members, 0), batch.starts.shape[1])
+    row, slot = row[:, None], slot[:, None]
+    at = batch.starts[row, slot] + jnp.arange(length)
+    in_row = at < vectors.shape[1]
+    at = jnp.where(in_row, at, 0)
+    is_own = in_row & (batch.tokens.text_ids[row, at] == slot + 1)
+    counts = is_own & (batch.token_targets[row, at] > 0) & (members >= 0)[:, None]
+    return vectors[row, at], counts
+
+  def logits(self, apply: Callable[..., jax.Array],
+             batch: packed_examples.Batch) -> jax.Array:
+    """Returns the MaxSim of each query with each document: [E, (C - 1) * E].
+
+    The documents are in the order of `sentence_embedding.contrast`.
+    """
+    vectors = apply(batch.tokens, batch.starts)  # [R, L, D']
+    length = vectors.shape[1]
+    queries = self._tokens(vectors, batch, batch.members[:, 0],
+                           min(self.query_length, length))
+    documents = self._tokens(vectors, batch, batch.members[:, 1:].T.reshape(-1), length)
+    # One document at a time: the products of all would be the largest array of the step.
+    score = jax.checkpoint(lambda document: max_sim(*queries, *document), prevent_cse=False)
+    return jax.lax.map(score, documents).T
+
+  def metrics(self, logits: jax.Array, batch: packed_examples.Batch) -> losses.Metrics:
+    """Returns the 'loss', and 'accuracy': the own document has the highest score.
+
+    With a teacher the loss is the Kullback-Leibler divergence of the distribution of the
+    scores from the teacher's, over the documents of an example.
+    """
+    exists = batch.members >= 0  # [E, C]
+    is_real = exists[:, 0].astype(jnp.float32)
+    of_examples, right = sentence_embedding.contrast_scores(
+        logits / self.temperature, exists)
+    # A file of data.eval has a score for each pair instead, and needs no loss.
+    if self.distills and batch.targets.ndim == 2:
+      own = logits.reshape(len(logits), -1, len(logits))  # [E, C - 1, E]
+      own = jnp.moveaxis(jnp.diagonal(own, axis1=0, axis2=2), -1, 0)  # [E, C - 1]
+      student, teacher = (
+          jax.nn.log_softmax(jnp.where(exists[:, 1:], x / self.temperature, layers.MASKED))
+          for x in (own, batch.targets))
+      divergence = jnp.sum(jnp.exp(teacher) * (teacher - student), axis=-1)
+      of_examples = divergence * self.temperature ** 2
+    return {'loss': losses.weighted(of_examples, is_real),
+            'accuracy': losses.weighted(right, is_real)}
+
+  def reduced(self, logits: jax.Array) -> jax.Array:
+    """Returns the score of each query and its first document: [E, 1]."""
+    return jnp.diagonal(logits)[:, None]
+
+
+def layout_of(data: Mapping[str, Any], max_len: int) -> LateLayout:
+  """Returns the layout of a model that trained with these fields of `data`."""
+  prompts = {QUERY: data['query_prompt'], DOCUMENT: data['document_prompt']}
+  length, expands = data['query_length'], data['query_expansion'] != 'none'
+  return LateLayout(
+      expansion=data['query_expansion'], expanded=length if expands else 0,
+      query_length=None if expands else length, similarity='maxsim',
+      skipped=tuple(data['skipped_words']), max_len=max_len,
+      prompts={role: prompt for role, prompt in prompts.items() if prompt})
+
+
+def unset_fields(data: ConfigDict, earlier: Mapping[str, Any],
+                 model: Any) -> dict[str, Any]:
+  """Returns the fields of `data` that the user left to the model `init_from`.
+
+  Args:
+    data: the config group.
+    earlier: the group of an earlier run of the workdir, which counts; {} = none.
+    model: the `Pretrained` that the run starts from; None if it loads no model.
+  """
+  own = model.sentence if model else None
+  is_late = isinstance(own, LateLayout)
+  width = len(model.labels) if is_late else 0
+  layout = own if is_late else LateLayout(expansion='fixed', expanded=32,
+                                          skipped=late_layout.PUNCTUATION)
+  document = layout.first_prompt(late_layout.DOCUMENT_PROMPTS)
+  values = {'width': width or 128,
+            'query_prompt': layout.prompts.get(QUERY, ''),
+            'document_prompt': layout.prompts[document] if document else '',
+            'query_expansion': layout.expansion,
+            'query_length': layout.expanded or layout.query_length or 32,
+            'skipped_words': layout.skipped}
+  return {f'data.{name}': earlier.get(name, value) for name, value in values.items()
+          if data[name] in (0, _AUTO, (_AUTO,))}
+
+
+@dataclasses.dataclass(frozen=True)
+class LateFiles(sentence_embedding.EmbeddingFiles):
+  """The files of `sentence_embedding`, with the config fields of late interaction."""
+
+  shows_labels = False  # they are the numbers of the vectors' entries
+
+  config_fields = {
+      **sentence_embedding.EmbeddingFiles.config_fields,
+      'data.pooling': None,
+      'data.matryoshka': None,
+      'data.matryoshka_weights': None,
+      'data.cached_parts': None,
+      'data.temperature': Field(1.0),  # the divisor of MaxSim
+      # A field of each line: a list with a teacher's score of the near text and of each
+      # negative, as `mine --teacher` writes it. The loss then follows these scores.
+      'data.scores_column': Field(''),
+      # The fields below are those of init_from, if it is a model of late interaction.
+      'data.width': Field(0, at_least(0)),  # numbers in a vector; 0 = 128
+      'data.query_prompt': Field(_AUTO),  # text before each query; auto = none
+      'data.document_prompt': Field(_AUTO),
+      # none, or how [MASK] fills a short query: fixed = to query_length exactly, min = at
+      # least; with _visible the other tokens see them. auto = fixed.
+      'data.query_expansion': Field(_AUTO, one_of((_AUTO, *late_layout.EXPANSIONS))),
+      'data.query_length': Field(0, at_least(0)),  # tokens of a query; 0 = 32
+      # Tokens of documents that do not count; () = none, auto = punctuation.
+      'data.skipped_words': Field((_AUTO,)),
+      'batch_size': 32,
+      'max_len': 180,
+  }
+
+  @staticmethod
+  def check(config):
+    sentence_embedding.check_texts(config)
+    words = tuple(config.data.skipped_words)
+    require(all(isinstance(word, str) for word in words),
+            f'data.skipped_words={words} must be words')
+    require(bool(config.data.text_pair_column),
+            'data.text_pair_column is not set: a query needs a document')
+
+  @classmethod
+  def make(cls, config, examples, _):
+    data = config.data
+    require(data.query_length <= config.max_len,
+            f'data.query_length={data.query_length} is above max_len={config.max_len}')
+    head = BertForLateInteraction(architectures.make_config(config.model), data.width)
+    task = LateInteraction(head, temperature=data.temperature,
+                           query_length=data.query_length,
+                           distills=bool(data.scores_column))
+    return cls(task, labels=entries(data.width))
+
+  def features(self, examples, tokenizer, config, **_):
+    """Makes the inputs of a query and its documents; token targets are what counts."""
+    layout = layout_of(config.data, config.max_len)
+    make = functools.partial(layout.inputs, tokenizer=tokenizer, longest=config.max_len)
+    queries = zip(*make([e.texts[0] for e in examples], role=QUERY))
+    documents = zip(*make([text for e in examples for text in e.texts[1:]], role=DOCUMENT))
+    inputs, counts = zip(*(x for e in examples for x in (
+        next(queries), *(next(documents) for _ in e.texts[1:]))))
+    owners = np.repeat(np.arange(len(examples)), [len(e.texts) for e in examples])
+    scores = [e.score for e in examples]
+    targets = None if None in scores else np.array(scores, np.float32)
+    return packed_examples.Features(inputs, owners, targets,
+                                    [x.astype(np.int32) for x in counts])
+
+
+def entries(width: int) -> tuple[str, ...]:
+  """Names the entries of a vector, the outputs of the head."""
+  return tuple(map(str, range(width)))
+
+
+def with_projection(model: Any) -> Any:
+  """Moves the projection of a `Pretrained` from its layout to its parameters."""
+  kernel = model.sentence.projection
+  if kernel is None:  # the folder leaves the hidden states as they are
+    kernel = np.eye(model.config.hidden_size, dtype=np.float32)
+  params = {**model.params['params'], 'projection': {'kernel': kernel}}
+  return dataclasses.replace(
+      model, params={'params': params}, task=LateKind.name, labels=entries(kernel.shape[1]),
+      sentence=dataclasses.replace(model.sentence, projection=None))
+
+
+def without_projection(model: Any) -> Any:
+  """Moves the projection of a `Pretrained` from its parameters to its layout."""
+  params = dict(model.params['params'])
+  kernel = np.asarray(params.pop('projection')['kernel'])
+  return dataclasses.replace(
+      model, params={'params': params}, task='', labels=(),
+      sentence=dataclasses.replace(model.sentence, projection=kernel))
+
+
+class LateKind(task_kind.TaskKind):
+  """The vectors of a text's tokens, or the ranking of documents by MaxSim."""
+
+  name = 'late_interaction'
+  files = LateFiles
+  parameter_groups = ('projection',)
+  head = BertForLateInteraction
+  outputs = ('token_embeddings',)
+  scores_tokens = True
+  fields = ('text',)
+  optional = ('documents',)
+
+  @classmethod
+  def head_of(cls, bert):
+    return dataclasses.replace(super().head_of(bert), normalizes=bert.late.normalizes)
+
+  @staticmethod
+  def answer(bert, examples, options):
+    """Answers with vectors, or ranks the 'documents' of a text, which is then a query.
+
+    `options.prompt` is query for the vectors of queries, else a text is a document.
+    """
+    answers = []
+    for example in examples:
+      text, documents = example['text'], example.get('documents')
+      if documents is None:
+        role = QUERY if options.prompt == QUERY else DOCUMENT
+        answers.append({'vectors': vectors(bert, [text], role)[0].tolist()})
+        continue
+      require(isinstance(documents, list) and all(isinstance(x, str) for x in documents),
+              "'documents' must be a list of texts")
+      scores = max_sims(vectors(bert, [text], QUERY), vectors(bert, documents, DOCUMENT))[0]
+      answers.append({'ranking': [{'document': int(i), 'score': float(scores[i])}
+                                  for i in np.argsort(-scores, kind='stable')]})
+    return answers
+
+
+def vectors(bert: task_kind.TrainedModel, texts: Sequence[str],
+            role: str) -> list[np.ndarray]:
+  """Computes the vectors of the tokens that count: [tokens, D'] float32 of each text.
+
+  Args:
+    bert: a model of late interaction.
+    texts: queries or documents; a text that is too long loses its end.
+    role: `late_layout.QUERY` or `DOCUMENT`.
+
+  Raises:
+    UserError: another model.
+  """
+  head = LateKind.head_of(bert)
+  inputs, counts = bert.late.inputs(texts, bert.tokenizer, role, bert.trained_length)
+  of_texts = bert.per_token(inputs, functools.partial(task_kind.apply_head, head))
+  return [x[keep] for x, keep in zip(of_texts, counts)]
+
+
+def _padded(texts: Sequence[np.ndarray], count: int) -> tuple[np.ndarray, np.ndarray]:
+  """Pads vectors of texts to [count, T, D'], and marks the real tokens: [count, T] bool."""
+  length = max(len(x) for x in texts)
+  length = -(-max(length, 1) // 32) * 32  # few shapes, few compilations
+  padded = np.zeros((count, length, texts[0].shape[1]), np.float32)
+  is_real = np.zeros((count, length), bool)
+  for i, x in enumerate(texts):
+    padded[i, :len(x)], is_real[i, :len(x)] = x, True
+  return padded, is_real
+
+
+@jax.jit
+def _max_sims(queries, counts, documents, document_counts):
+  return jax.lax.map(lambda document: max_sim(queries, counts, *document),
+                     (documents, document_counts)).T
+
+
+def max_sims(queries: Sequence[np.ndarray], documents: Sequence[np.ndarray]) -> np.ndarray:
+  """Computes the MaxSim of all pairs from the results of `vectors`: [Q, N] float32."""
+  scores = np.zeros((len(queries), len(documents)), np.float32)
+  if not scores.size:
+    return scores
+  order = np.argsort([len(x) for x in documents])  # documents of one block are equally long
+  size = 256
+  for first in range(0, len(queries), size):
+    some = _padded(queries[first:first + size], min(size, len(queries)))
+    for at in np.split(order, range(size, len(order), size)):
+      block = _padded([documents[i] for i in at], min(size, len(documents)))
+      found = np.asarray(_max_sims(*some, *block))
+      scores[first:first + size, at] = found[:len(queries) - first, :len(at)]
+  return scores
