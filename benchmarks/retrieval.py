@@ -1,16 +1,18 @@
-"""Compares search and reranking with sentence-transformers, on questions of SQuAD.
+"""Compares search, late interaction and reranking with sentence-transformers, on SQuAD.
 
   python -m benchmarks.retrieval --train=train-v1.1.json.gz --dev=dev-v1.1.json.gz \\
       --model=sentence-transformers/all-MiniLM-L6-v2 --workdir=runs/retrieval
 
 A question is a query, and its paragraph is the only relevant document. Other paragraphs
 of the same article are negatives. The corpus has all paragraphs of the development file.
-Both sides fine-tune an embedder (contrastive loss within the batch and with one negative)
-and a cross-encoder (binary cross-entropy over a paragraph and three negatives), for the
-same steps on the same examples. `bert_jax.evaluate` scores both: NDCG@10 of the search
-before and after fine-tuning, and of its best 100 documents in the order of the
-cross-encoder. Seconds cover the whole training, including imports, reading and
-compilation. The same command resumes. Needs torch and sentence-transformers.
+Both sides fine-tune an embedder (contrastive loss within the batch and with one negative),
+a model of late interaction (the same examples and loss, the same new projection) and a
+cross-encoder (binary cross-entropy over a paragraph and three negatives), for the same
+steps on the same examples. `bert_jax.evaluate` scores both: NDCG@10 of the search before
+and after fine-tuning, and of its best 100 documents in the order of the cross-encoder.
+Seconds cover the whole training, including imports, reading and compilation. --seeds trains
+all of it several times, --kinds only a part. The same command resumes. Needs torch and
+sentence-transformers.
 """
 
 from collections.abc import Iterator
@@ -38,10 +40,16 @@ _STEPS = flags.DEFINE_integer('steps', 200, 'Of the embedder; the cross-encoder,
                               'new, takes twice as many.')
 _QUERIES = flags.DEFINE_integer('queries', 200, 'Questions of the development file.')
 
+_SEEDS = flags.DEFINE_integer('seeds', 1, 'Runs of each side and kind.')
+_KINDS = flags.DEFINE_multi_enum('kinds', ['embedder', 'late', 'reranker'],
+                                 ['embedder', 'late', 'reranker'], 'To train.')
+
 _SIDES = {'pytorch': 'sentence-transformers', 'bert_jax': 'bert_jax'}
 _NEGATIVES = 3  # of a query of the cross-encoder
-_BATCH = {'embedder': 16, 'reranker': 8}  # queries per step
-_LONGER = {'embedder': 1, 'reranker': 2}  # times --steps
+_BATCH = {'embedder': 16, 'late': 16, 'reranker': 8}  # queries per step
+_LONGER = {'embedder': 1, 'late': 1, 'reranker': 2}  # times --steps
+_CONFIGS = {'embedder': 'sentence_embedding', 'late': 'late_interaction',
+            'reranker': 'reranking'}
 _RATE, _LENGTH = 5e-5, 128
 
 
@@ -68,7 +76,8 @@ def _examples(rng: np.random.Generator, count: int) -> Iterator[dict[str, Any]]:
 def _write_data(home: pathlib.Path):
   """Writes HOME/beir in BEIR's layout, and the training examples."""
   rng = np.random.default_rng(0)
-  for name, size in _BATCH.items():
+  for name in ('embedder', 'reranker'):  # late interaction takes the embedder's
+    size = _BATCH[name]
     lines = [json.dumps(example) for example in _examples(rng, size * _STEPS.value * _LONGER[name])]
     (home / f'{name}.jsonl').write_text('\n'.join(lines) + '\n')
   paragraphs = [paragraph for article in _articles(_DEV.value) for paragraph in article]
@@ -89,27 +98,37 @@ def _call(*arguments: str):
   subprocess.run([sys.executable, '-m', *arguments], check=True)
 
 
-def _train(side: str, kind: str, home: pathlib.Path) -> float:
-  """Trains an embedder or a cross-encoder unless it is done; returns the seconds."""
-  result = home / f'{side}-{kind}.json'
+def _train(side: str, kind: str, seed: int, home: pathlib.Path) -> float:
+  """Trains a model unless it is done; returns the seconds."""
+  folder = f'{home}/{side}/{kind}-{seed}'
+  result = home / f'{side}-{kind}-{seed}.json'
   if result.exists():
     return json.loads(result.read_text())
-  steps = _STEPS.value * _LONGER[kind]
-  fields = {'steps': steps, 'batch_size': _BATCH[kind], 'rate': _RATE, 'length': _LENGTH}
+  steps, start = _STEPS.value * _LONGER[kind], _MODEL.value
+  data = f'{home}/{"reranker" if kind == "reranker" else "embedder"}.jsonl'
+  fields = {'batch_size': _BATCH[kind], 'rate': _RATE, 'length': _LENGTH, 'seed': seed}
+
+  def pytorch(output, steps, start):
+    _call('benchmarks.torch_retrieval', f'--kind={kind}', f'--model={start}', f'--data={data}',
+          f'--output={output}', f'--steps={steps}',
+          *(f'--{name}={value}' for name, value in fields.items()))
+
+  if kind == 'late':  # both sides begin with the same projection
+    start = f'{home}/start/late-{seed}'
+    if not pathlib.Path(start).exists():
+      pytorch(start, 0, _MODEL.value)
   began = time.monotonic()
   if side == 'pytorch':
-    _call('benchmarks.torch_retrieval', f'--kind={kind}', f'--model={_MODEL.value}',
-          f'--data={home}/{kind}.jsonl', f'--output={home}/{side}/{kind}',
-          *(f'--{name}={value}' for name, value in fields.items()))
+    pytorch(folder, steps, start)
   else:
-    columns = {'data.text_column': 'query', 'data.text_pair_column': 'positive',
-               'data.negative_column': 'negative'} if kind == 'embedder' else {}
-    config = 'sentence_embedding' if kind == 'embedder' else 'reranking'
+    columns = {} if kind == 'reranker' else {
+        'data.text_column': 'query', 'data.text_pair_column': 'positive',
+        'data.negative_column': 'negative'}
     overrides = columns | {
-        'init_from': _MODEL.value, 'data.train': f'{home}/{kind}.jsonl', 'train_epochs': 0,
-        'train_steps': steps, 'batch_size': _BATCH[kind], 'max_len': _LENGTH,
+        'init_from': start, 'data.train': data, 'train_epochs': 0, 'train_steps': steps,
+        'batch_size': _BATCH[kind], 'max_len': _LENGTH, 'seed': seed,
         'optimizer.learning_rate': _RATE}
-    _call('bert_jax.main', f'--config=configs/{config}.py', f'--workdir={home}/{side}/{kind}',
+    _call('bert_jax.main', f'--config=configs/{_CONFIGS[kind]}.py', f'--workdir={folder}',
           *(f'--config.{name}={value}' for name, value in overrides.items()))
   result.write_text(json.dumps(time.monotonic() - began))
   return json.loads(result.read_text())
@@ -126,11 +145,21 @@ def _ndcg(path: pathlib.Path, home: pathlib.Path) -> np.ndarray:
       'ndcg_10'] for query, of in qrels.items()])
 
 
-def _score(name: str, home: pathlib.Path, *models: str):
+def _score(name: str, home: pathlib.Path, *flags: str) -> np.ndarray:
+  """Returns NDCG@10 of each query."""
   output = home / f'scores/{name}.json'
   if not output.exists():
     _call('bert_jax.evaluate', '--suite=retrieval', f'--data={home}/beir', f'--output={output}',
-          '--max_len=256', *models)
+          *flags)
+  return _ndcg(output.with_suffix('.run'), home)
+
+
+def _row(title: str, of_seeds: list[np.ndarray], seconds: list[float]) -> str:
+  scores = np.mean(of_seeds, axis=0)  # of each query
+  error = scores.std(ddof=1) / math.sqrt(len(scores))
+  seeds = ' '.join(f'{x.mean():.4f}' for x in of_seeds)
+  mean = f'{np.mean(seconds):.0f}' if seconds else ''
+  return f'| {title} | {scores.mean():.4f} ± {error:.4f} | {seeds} | {mean} |'
 
 
 def main(_):
@@ -139,20 +168,25 @@ def main(_):
   home.mkdir(parents=True, exist_ok=True)
   if not (home / 'beir/qrels/test.tsv').exists():
     _write_data(home)
-  seconds = {(side, kind): _train(side, kind, home) for kind in _BATCH for side in _SIDES}
-  _score('zero_shot', home, f'--model={_MODEL.value}')
-  for side in _SIDES:
-    _score(side, home, f'--model={home}/{side}/embedder', f'--rerank={home}/{side}/reranker')
-  print('| model | NDCG@10 | seconds of training |\n| --- | --- | --- |')
-  rows = [('before fine-tuning', 'zero_shot.run', '')]
-  for side, title in _SIDES.items():
-    rows += [(f'embedder, {title}', f'{side}.run', f'{seconds[side, "embedder"]:.0f}'),
-             (f'its best 100 reranked, {title}', f'{side}.reranked.run',
-              f'{seconds[side, "reranker"]:.0f}')]
-  for title, run, cell in rows:
-    scores = _ndcg(home / 'scores' / run, home)
-    error = scores.std(ddof=1) / math.sqrt(len(scores))
-    print(f'| {title} | {scores.mean():.4f} ± {error:.4f} | {cell} |')
+  rows = [_row('before fine-tuning', [_score(
+      'zero_shot', home, f'--model={_MODEL.value}', '--max_len=256')], [])]
+  for kind in _KINDS.value:
+    for side, title in _SIDES.items():
+      seconds, scores = [], []
+      for seed in range(_SEEDS.value):
+        seconds.append(_train(side, kind, seed, home))
+        model = f'{home}/{side}/{kind}-{seed}'
+        if kind == 'reranker':  # reorders the hits of the embedder of the same seed
+          name = f'{side}-embedder-{seed}'
+          _score(f'{name}-reranked', home, f'--model={home}/{side}/embedder-{seed}',
+                 f'--rerank={model}', '--max_len=256')
+          scores.append(_ndcg(home / f'scores/{name}-reranked.reranked.run', home))
+        else:
+          length = ['--max_len=256'] if kind == 'embedder' else []
+          scores.append(_score(f'{side}-{kind}-{seed}', home, f'--model={model}', *length))
+      rows.append(_row(f'{kind}, {title}', scores, seconds))
+  print('| model | NDCG@10 | of each seed | seconds of training |\n| --- | --- | --- | --- |')
+  print('\n'.join(rows))
 
 
 if __name__ == '__main__':

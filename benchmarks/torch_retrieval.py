@@ -12,17 +12,22 @@ import pathlib
 from absl import app, flags
 import sentence_transformers
 from sentence_transformers import cross_encoder
+from sentence_transformers.multi_vector_encoder.losses import (
+  MultiVectorMultipleNegativesRankingLoss,
+)
 from sentence_transformers.sentence_transformer import losses
 import torch
 import transformers
 
-_KIND = flags.DEFINE_enum('kind', None, ['embedder', 'reranker'], 'What to train.', required=True)
+_KIND = flags.DEFINE_enum('kind', None, ['embedder', 'late', 'reranker'],
+                          'What to train.', required=True)
 _MODEL = flags.DEFINE_string('model', None, 'To start from.', required=True)
 _DATA = flags.DEFINE_string('data', None, 'JSON lines of examples.', required=True)
 _OUTPUT = flags.DEFINE_string('output', None, 'Folder for the model.', required=True)
 _STEPS = flags.DEFINE_integer('steps', None, 'Of training.', required=True)
 _BATCH_SIZE = flags.DEFINE_integer('batch_size', None, 'Queries per step.', required=True)
 _RATE = flags.DEFINE_float('rate', None, 'Learning rate.', required=True)
+_SEED = flags.DEFINE_integer('seed', 0, 'Of dropout and of new weights.')
 _LENGTH = flags.DEFINE_integer('length', None, 'Tokens per input.', required=True)
 
 
@@ -37,6 +42,21 @@ class _Embedder:
   def loss(self, batch: list[dict]) -> torch.Tensor:
     texts = [[example[name] for example in batch] for name in ('query', 'positive', 'negative')]
     return self._loss([self.model.tokenize(part) for part in texts], None)
+
+
+class _Late:
+  """The same loss over MaxSim, with a projection to 128 and 32 tokens a query."""
+
+  def __init__(self):
+    self.model = sentence_transformers.MultiVectorEncoder(_MODEL.value, device='cpu')
+    self.model[0].query_expansion = {'strategy': 'fixed', 'attend': False, 'length': 32}
+    self.model[0].document_length = _LENGTH.value
+    self._loss = MultiVectorMultipleNegativesRankingLoss(self.model)
+
+  def loss(self, batch: list[dict]) -> torch.Tensor:
+    tasks = {'query': 'query', 'positive': 'document', 'negative': 'document'}
+    return self._loss([self.model.preprocess([example[name] for example in batch], task=task)
+                       for name, task in tasks.items()], None)
 
 
 class _Reranker:
@@ -59,9 +79,9 @@ class _Reranker:
 
 def main(_):
   """Trains for the given steps and saves the model."""
-  transformers.set_seed(0)
+  transformers.set_seed(_SEED.value)
   examples = [json.loads(line) for line in pathlib.Path(_DATA.value).read_text().splitlines()]
-  side = _Embedder() if _KIND.value == 'embedder' else _Reranker()
+  side = {'embedder': _Embedder, 'late': _Late, 'reranker': _Reranker}[_KIND.value]()
   side.model.train()
   parameters = list(side.model.parameters())
   optimizer = torch.optim.AdamW(parameters, lr=_RATE.value, weight_decay=0.01)

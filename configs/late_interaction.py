@@ -1,0 +1,18 @@
+r"""Late interaction (ColBERT): a vector for each token, for retrieval by MaxSim.
+
+  python -m bert_jax.main --config=configs/late_interaction.py --workdir=runs/late \
+      --config.init_from=MODEL --config.data.train=pairs.jsonl --config.data.eval=STS-B/dev.tsv \
+      --config.data.negative_column=negative
+
+The data has the format of configs/sentence_embedding.py. A model of late interaction as
+init_from keeps its projection, lengths, prompts and skipped words.
+"""
+
+from bert_jax import config
+
+
+def get_config():
+  """32 tokens a query, 180 a document, 128 numbers a vector; lr 3e-5, one epoch."""
+  c = config.finetuning('late_interaction')
+  c.optimizer.learning_rate = 3e-5
+  return c
