@@ -1,103 +1,182 @@
-"""Texts per second: `embed` against PyTorch transformers on the same machine.
+"""Texts per second of `embed`, beside sentence-transformers and onnxruntime on the same cores.
 
-  python -m benchmarks.inference --model=MODEL --text='corpus/*.txt.gz' [--stsb=dev.tsv]
+  python -m benchmarks.inference --model=MODEL --text='corpus/*.txt.gz' --rounds=5
 
-MODEL is a Hugging Face folder. Both sides embed the same sentences of mixed length with
-mean pooling, in turns, and the medians count. PyTorch sorts by length and uses the
-fastest of the given batch sizes. With --stsb (GLUE's file) both sides also score its
-pairs. Needs torch, transformers and scipy.
+MODEL is a folder of sentence-transformers. Four processes embed the same texts in turns, and
+the medians count: bert_jax, sentence-transformers in PyTorch, and onnxruntime with the files
+of `convert --to=onnx --quantize=int8`. The last three sort the texts by length, pad batches,
+and use the fastest of the given batch sizes. The short texts are sentences of mixed length,
+the long ones as many sentences as fill the model's longest input. Needs torch,
+sentence-transformers, onnx and onnxruntime.
 """
 
-import csv
+from collections.abc import Callable
 import functools
 import glob
 import gzip
+import pathlib
+import subprocess
+import sys
+import tempfile
 import time
 
 from absl import app, flags
 import numpy as np
-from scipy import stats
-import torch
-import transformers
 
-import bert_jax
+from benchmarks import turns
 from bert_jax.data import corpus
 
-_MODEL = flags.DEFINE_string('model', None, 'Hugging Face folder.', required=True)
+_MODEL = flags.DEFINE_string('model', None, 'Folder of sentence-transformers.', required=True)
 _TEXT = flags.DEFINE_string('text', None, 'Glob of text files.', required=True)
-_STSB = flags.DEFINE_string('stsb', None, 'dev.tsv of STS-B.')
-_COUNT = flags.DEFINE_integer('count', 10_000, 'Sentences.')
+_SHORT = flags.DEFINE_integer('short', 10_000, 'Short texts.')
+_LONG = flags.DEFINE_integer('long', 1_000, 'Long texts.')
 _ROUNDS = flags.DEFINE_integer('rounds', 5, 'Turns of each side.')
-_BATCHES = flags.DEFINE_multi_integer('batch', [16, 32, 64, 128], 'Batch sizes for PyTorch.')
+_BATCHES = flags.DEFINE_multi_integer('batch', [8, 16, 32, 64, 128], 'Batch sizes to try.')
+# The flags of a process of one side.
+_SIDE = flags.DEFINE_string('side', None, 'Internal: the side of this process.')
+_KIND = flags.DEFINE_string('kind', None, 'Internal: short or long.')
+_FOLDER = flags.DEFINE_string('folder', None, 'Internal: ONNX files, and vectors of each side.')
+
+SIDES = {'bert_jax': 'bert_jax', 'torch': 'sentence-transformers',
+         'onnx': 'onnxruntime, float32', 'int8': 'onnxruntime, int8'}
+_WORDS = 250  # of a long text: more than 256 tokens
+_TRIED = 1_000  # texts for each batch size
+
+Embed = Callable[[list[str]], np.ndarray]
 
 
-def _sentences() -> list[str]:
-  found = []
+def _texts() -> list[str]:
+  """Returns the texts of _KIND, chosen evenly."""
+  sentences, needed = [], _SHORT.value if _KIND.value == 'short' else 20 * _LONG.value
   for path in sorted(glob.glob(_TEXT.value)):
     with (gzip.open if path.endswith('.gz') else open)(path, 'rt', encoding='utf-8') as file:
       for line in file:
-        found += corpus.Settings('').sentences(line) if line.strip() else []
-        if len(found) > 20 * _COUNT.value:
+        sentences += corpus.Settings('').sentences(line) if line.strip() else []
+        if len(sentences) > 20 * needed:
           break
-  return [found[i] for i in np.random.default_rng(0).permutation(len(found))[:_COUNT.value]]
+  if _KIND.value == 'short':
+    order = np.random.default_rng(0).permutation(len(sentences))
+    return [sentences[i] for i in order[:_SHORT.value]]
+  words = ' '.join(sentences).split()
+  return [' '.join(words[i * _WORDS:(i + 1) * _WORDS]) for i in range(_LONG.value)]
 
 
-class _Torch:
-  """Mean-pooled embeddings with transformers, as in sentence-transformers."""
+def _bert_jax() -> Embed:
+  import bert_jax
+  return bert_jax.from_pretrained(_MODEL.value).embed
 
-  def __init__(self, folder: str):
-    self._tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    self._model = transformers.AutoModel.from_pretrained(folder).eval()
 
-  def embed(self, texts: list[str], batch: int) -> np.ndarray:
+def _torch(batch: int) -> Embed:
+  model = _sentence_transformer()
+  return functools.partial(model.encode, batch_size=batch, show_progress_bar=False)
+
+
+@functools.cache
+def _sentence_transformer():
+  import sentence_transformers
+  return sentence_transformers.SentenceTransformer(_MODEL.value, device='cpu')
+
+
+@functools.cache
+def _session(name: str):
+  import onnxruntime
+  return onnxruntime.InferenceSession(f'{_FOLDER.value}/onnx/{name}.onnx',
+                                      providers=['CPUExecutionProvider'])
+
+
+@functools.cache
+def _tokenizer():
+  import tokenizers
+
+  from bert_jax.interop import text_layout
+  tokenizer = tokenizers.Tokenizer.from_file(f'{_FOLDER.value}/tokenizer.json')
+  settings = pathlib.Path(_FOLDER.value, text_layout.ENCODER_SETTINGS).read_text()
+  from bert_jax.runtime import storage
+  tokenizer.enable_truncation(storage.parse_json(settings)['max_seq_length'])
+  tokenizer.enable_padding()
+  return tokenizer
+
+
+def _onnx(name: str, batch: int) -> Embed:
+  session, tokenizer = _session(name), _tokenizer()
+  names = [x.name for x in session.get_inputs()]
+
+  def embed(texts):
     order = sorted(range(len(texts)), key=lambda i: -len(texts[i]))
-    found = [None] * len(texts)
-    with torch.inference_mode():
-      for start in range(0, len(order), batch):
-        part = order[start:start + batch]
-        inputs = self._tokenizer([texts[i] for i in part], padding=True, truncation=True,
-                                 max_length=512, return_tensors='pt')
-        hidden = self._model(**inputs).last_hidden_state
-        mask = inputs['attention_mask'][..., None].to(hidden.dtype)
-        for i, vector in zip(part, ((hidden * mask).sum(1) / mask.sum(1)).numpy()):
-          found[i] = vector
-    return np.stack(found)
+    vectors = [None] * len(texts)
+    for start in range(0, len(order), batch):
+      part = order[start:start + batch]
+      encodings = tokenizer.encode_batch([texts[i] for i in part])
+      arrays = {'input_ids': 'ids', 'token_type_ids': 'type_ids',
+                'attention_mask': 'attention_mask'}
+      inputs = {x: np.array([getattr(e, arrays[x]) for e in encodings]) for x in names}
+      for i, vector in zip(part, session.run(['sentence_embedding'], inputs)[0]):
+        vectors[i] = vector
+    return np.stack(vectors)
+
+  return embed
 
 
-def _seconds(function) -> float:
-  began = time.perf_counter()
-  function()
-  return time.perf_counter() - began
+def _serve():
+  """Serves the side of this process: a step embeds all texts."""
+  make = {'torch': _torch, 'onnx': functools.partial(_onnx, 'model'),
+          'int8': functools.partial(_onnx, 'model_quantized')}.get(_SIDE.value)
+  texts = _texts()
+  if make:
+    def seconds(batch):
+      embed, began = make(batch), time.perf_counter()
+      embed(texts[:_TRIED])
+      return time.perf_counter() - began
+
+    seconds(_BATCHES.value[0])  # warms up
+    best = min(_BATCHES.value, key=seconds)
+    embed = make(best)
+  else:
+    best, embed = 'packed rows', _bert_jax()
+
+  def step(number):
+    vectors = embed(texts)
+    if not number:
+      np.save(f'{_FOLDER.value}/{_SIDE.value}.npy', vectors)
+    return 0.0
+
+  turns.serve(step, str(best))
 
 
-def _spearman(embed) -> float:
-  with open(_STSB.value, encoding='utf-8') as file:
-    rows = list(csv.DictReader(file, delimiter='\t', quoting=csv.QUOTE_NONE))
-  a, b = (embed([row[name] for row in rows]) for name in ('sentence1', 'sentence2'))
-  cosines = np.sum(a * b, 1) / np.linalg.norm(a, axis=1) / np.linalg.norm(b, axis=1)
-  return stats.spearmanr(cosines, [float(row['score']) for row in rows]).statistic
+def _measure(kind: str, folder: str):
+  """Runs all sides in turns and prints their rows."""
+  count = _SHORT.value if kind == 'short' else _LONG.value
+  arguments = [f'--model={_MODEL.value}', f'--text={_TEXT.value}', f'--kind={kind}',
+               f'--folder={folder}', f'--short={_SHORT.value}', f'--long={_LONG.value}',
+               *(f'--batch={batch}' for batch in _BATCHES.value)]
+  sides = {name: turns.Side([sys.executable, '-m', 'benchmarks.inference', *arguments,
+                             f'--side={name}'], count) for name in SIDES}
+  for _ in range(_ROUNDS.value):
+    for side in sides.values():
+      side.run(1)
+  vectors = {name: np.load(f'{folder}/{name}.npy') for name in SIDES}
+  ours = vectors['bert_jax'] / np.linalg.norm(vectors['bert_jax'], axis=1, keepdims=True)
+  for name, title in SIDES.items():
+    side = sides[name]
+    other = vectors[name] / np.linalg.norm(vectors[name], axis=1, keepdims=True)
+    ratio = np.median(np.divide(side.seconds, sides['bert_jax'].seconds))
+    print(f'| {count:,} {kind} | {title} | {side.versions} | {side.tokens_per_second:.0f} | '
+          f'{ratio:.2f} | {np.sum(ours * other, 1).min():.6f} |', flush=True)
+    side.close()
 
 
 def main(_):
-  """Prints texts per second, their ratio, and the largest vector difference."""
-  texts = _sentences()
-  ours, theirs = bert_jax.from_pretrained(_MODEL.value), _Torch(_MODEL.value)
-  embed = functools.partial(ours.embed, normalize=False, max_len=512)  # as in `_Torch`
-  apart = np.abs(embed(texts) - theirs.embed(texts, 32)).max()  # this also warms up both sides
-  best = min(_BATCHES.value, key=lambda b: _seconds(lambda: theirs.embed(texts[:2000], b)))
-  a, b = [], []
-  for _ in range(_ROUNDS.value):
-    a.append(len(texts) / _seconds(lambda: embed(texts)))
-    b.append(len(texts) / _seconds(lambda: theirs.embed(texts, best)))
-    print(f'bert_jax {a[-1]:.1f}, PyTorch {b[-1]:.1f} texts/s', flush=True)
-  lengths = [len(ids) for ids in ours.tokenizer.encode_batch(texts)]
-  print(f'{len(texts):,} sentences of {np.mean(lengths):.1f} tokens ({min(lengths)} to '
-        f'{max(lengths)}): bert_jax {np.median(a):.1f}, PyTorch {np.median(b):.1f} texts/s '
-        f'(batches of {best}), ratio {np.median(np.divide(a, b)):.2f}; vectors differ by at most '
-        f'{apart:.1e}')
-  if _STSB.value:
-    print(f'STS-B, Spearman: bert_jax {_spearman(embed):.4f}, PyTorch '
-          f'{_spearman(lambda texts: theirs.embed(texts, best)):.4f}')
+  """Prints texts per second, their ratio, and the smallest cosine of two vectors."""
+  if _SIDE.value:
+    _serve()
+    return
+  with tempfile.TemporaryDirectory() as folder:
+    subprocess.run([sys.executable, '-m', 'bert_jax.convert', f'--input={_MODEL.value}',
+                    f'--output={folder}', '--to=onnx', '--quantize=int8'], check=True)
+    print('| texts | side | batch | texts per second | ours is faster by | smallest cosine |')
+    print('| --- | --- | --- | --- | --- | --- |')
+    for kind in ('short', 'long'):
+      _measure(kind, folder)
 
 
 if __name__ == '__main__':

@@ -21,6 +21,10 @@ _MARGIN = flags.DEFINE_float(
     'Minimum difference between the cosine of the positive and of a negative.')
 _POOLING = flags.DEFINE_string(
     'pooling', None, "cls, mean, max; by default the model's own, or mean.")
+_TEACHER = flags.DEFINE_string(
+    'teacher', '',
+    'A cross-encoder, as --model: each line gets its scores of the positive and the '
+    'negatives, for data.scores_column of configs/late_interaction.py.')
 _MAX_LEN = flags.DEFINE_integer('max_len', None, 'Longest text in tokens.')
 
 
@@ -35,6 +39,7 @@ def _main(argv: list[str]):
     mining.mine(_MODEL.value, _INPUT.value, _CORPUS.value, _OUTPUT.value,
                 columns=_COLUMNS.value, ranks=ranks, count=_COUNT.value,
                 margin=_MARGIN.value, pooling=_POOLING.value, max_len=_MAX_LEN.value,
+                teacher=_TEACHER.value,
                 step=checkpoint_flags.STEP.value,
                 allow_older=checkpoint_flags.ALLOW_OLDER.value)
 

@@ -1,8 +1,9 @@
 # shellcheck shell=bash
 # Sourced by the other scripts. Creates .venv in the repository and installs a requirements file:
 #   . launch/venv.sh requirements.txt
-# PYTHON names the interpreter, VENV the folder. If no Python is new enough, or Debian has removed
-# its venv module, uv installs one.
+# PYTHON names the interpreter (a path, or python3.12), VENV the folder. Without PYTHON it takes the
+# newest one, on the PATH or among those of pyenv. If none is new enough, or Debian has removed its
+# venv module, uv installs one.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 VENV="${VENV:-.venv}"
@@ -12,8 +13,14 @@ usable() { # command; succeeds if it is a new enough Python with the venv module
 }
 
 if ! "$VENV/bin/python" -m pip --version > /dev/null 2>&1; then
-  for python in "${PYTHON:-python3.13}" python3.12 python3.11 python3; do
-    if usable "$python" || [ -n "${PYTHON:-}" ]; then break; fi
+  if [ -n "${PYTHON:-}" ]; then names=("$PYTHON"); else
+    names=(python3.13 python3.12 python3.11 python3)
+  fi
+  for name in "${names[@]}"; do
+    # pyenv has 3.13 in versions/3.13.0, where the PATH does not lead.
+    for python in "$name" "${PYENV_ROOT:-${HOME:-}/.pyenv}/versions/${name#python}".*/bin/python; do
+      if usable "$python"; then break 2; fi
+    done
   done
   if usable "$python"; then
     "$python" -m venv --clear "$VENV"

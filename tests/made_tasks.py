@@ -4,6 +4,7 @@ A text's class is whether it has the word "good"; a name is a word that begins w
 answer to "who" is the word after "is"; the right choice repeats the text.
 """
 
+import dataclasses
 import json
 import pathlib
 
@@ -15,11 +16,12 @@ import numpy as np
 from bert_jax.data.tokenizers import older
 from bert_jax.data.tokenizers.base import Tokenizer
 from bert_jax.data.tokens import Tokens
-from bert_jax.interop import huggingface, layout
+from bert_jax.interop import huggingface, layout, sentence_transformers
+from bert_jax.interop.late_layout import LateLayout
 from bert_jax.interop.pretrained import Pretrained, head_groups
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.model.encoder import Encoder
-from bert_jax.tasks import task_list
+from bert_jax.tasks import late_interaction, task_list
 
 WORDS = [f'w{i}' for i in range(20)]
 NAMES = [f'n{i}' for i in range(5)]
@@ -62,6 +64,16 @@ def with_head(folder: pathlib.Path, task: str, labels: tuple[str, ...],
   problem = 'single_label' if task == 'sequence_classification' else ''
   huggingface.save(Pretrained(config, params, older.wordpiece(_VOCAB), task, labels, problem),
                    epath.Path(folder))
+  return str(folder)
+
+
+def late(folder: pathlib.Path) -> str:
+  """A folder of a MultiVectorEncoder, with a random projection to 8."""
+  encoder = huggingface.load(epath.Path(model(folder.parent / f'{folder.name}-encoder')))
+  kernel = np.random.default_rng(0).normal(size=(32, 8)).astype(np.float32)
+  layout = LateLayout(expansion='fixed', expanded=8, max_len=32, projection=kernel)
+  made = late_interaction.with_projection(dataclasses.replace(encoder, sentence=layout))
+  sentence_transformers.save(made, epath.Path(folder))
   return str(folder)
 
 
@@ -153,10 +165,12 @@ def rankings(path: pathlib.Path, count: int, seed: int = 0) -> str:
 
 FILES = {'sequence_classification': sequences, 'token_classification': tags,
          'question_answering': questions, 'multiple_choice': choices,
-         'sentence_embedding': pairs, 'sparse_embedding': pairs, 'reranking': rankings}
+         'sentence_embedding': pairs, 'sparse_embedding': pairs, 'late_interaction': pairs,
+         'reranking': rankings}
 SUFFIXES = {'sequence_classification': 'tsv', 'token_classification': 'conll',
             'question_answering': 'json', 'multiple_choice': 'jsonl',
-            'sentence_embedding': 'jsonl', 'sparse_embedding': 'jsonl', 'reranking': 'jsonl'}
+            'sentence_embedding': 'jsonl', 'sparse_embedding': 'jsonl',
+            'late_interaction': 'jsonl', 'reranking': 'jsonl'}
 
 
 def files(task: str, folder: pathlib.Path, train: int = 160, held_out: int = 40) -> dict[str, str]:

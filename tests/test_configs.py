@@ -36,7 +36,8 @@ def finetune(config, tmp_path):
            'multiple_choice': 3,  # labels, tags, about as many tokens, choices
            # Two texts of a pair share words: random weights already leave 4 of 8 (1.27 to 1.54 over
            # six seeds' dropout).
-           'sentence_embedding': 4, 'sparse_embedding': 8, 'reranking': 2}[config.task]
+           'sentence_embedding': 4, 'sparse_embedding': 8, 'late_interaction': 8,
+           'reranking': 2}[config.task]
   assert abs(lines[0]['loss'] - math.log(guess)) < 0.7
   resolved = json.loads((tmp_path / 'run/run.json').read_text())['config']
   assert 'eval_' + resolved['keep_best'] in lines[-1]

@@ -123,6 +123,7 @@ def fine_tuned(tmp_path_factory):
                              ('choices', 'multiple_choice', ('score',)),
                              ('reranker', 'sequence_classification', ('score',))):
     workdirs[f'runs/{name}'] = made_tasks.with_head(folder / name, task, labels)
+  workdirs['runs/late'] = made_tasks.late(folder / 'late')
   return workdirs
 
 

@@ -287,17 +287,23 @@ def test_mistakes(script, arguments, message):
 
 @pytest.mark.parametrize('usable, chosen', [
     (('python3.13', 'python3.12', 'python3.11'), 'python3.13'),
-    (('python3.12', 'python3.11', 'python3'), 'python3.12'), (('python3',), 'python3')])
+    (('python3.12', 'python3.11', 'python3'), 'python3.12'), (('python3',), 'python3'),
+    (('python3.12', '3.13.0', '3.12.1', 'python3.11'), '3.13.0'),
+    (('python3.11', '3.12.1', 'python3'), '3.12.1')])
 def test_the_environment_has_the_newest_python(tmp_path, usable, chosen):
   """Python 3.12 and newer have a jax that multiplies bfloat16 fast on a CPU."""
-  for name in ('python3.13', 'python3.12', 'python3.11', 'python3'):
-    file = tmp_path / name
+  for name in ('python3.13', 'python3.12', 'python3.11', 'python3', '3.13.0', '3.12.1'):
+    # pyenv keeps versions outside the PATH.
+    file = tmp_path / name if name.startswith('p') else (
+        tmp_path / 'pyenv/versions' / name / 'bin/python')
+    file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(f'#!/bin/sh\n[ {int(name in usable)} = 1 ] || exit 1\n'
                     f'[ "$2" = venv ] || exit 0\necho {name} > {tmp_path}/chosen\n'
                     'mkdir -p "$4/bin"\nprintf "#!/bin/sh\\n" > "$4/bin/python"\n'
                     'chmod +x "$4/bin/python"\n')
     file.chmod(0o755)
-  environment = {'PATH': f'{tmp_path}:/usr/bin:/bin', 'VENV': f'{tmp_path}/venv'}
+  environment = {'PATH': f'{tmp_path}:/usr/bin:/bin', 'VENV': f'{tmp_path}/venv',
+                 'PYENV_ROOT': f'{tmp_path}/pyenv'}
   subprocess.run(['bash', '-c', '. launch/venv.sh requirements.txt'], cwd=ROOT, env=environment,
                  check=True)
   assert (tmp_path / 'chosen').read_text().strip() == chosen

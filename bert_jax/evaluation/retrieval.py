@@ -62,8 +62,9 @@ def _search(corpus: beir.Texts, queries: beir.Texts, path: epath.Path,
   # of ArguAna contains its queries.
   hits = search.search(np.load(of_queries), file or vectors, _DEPTH + 1, restore)
   run = {}
-  for query, scores, index in zip(queries.ids, hits.scores.tolist(), hits.index.tolist()):
-    others = [(corpus.ids[i], score) for i, score in zip(index, scores)
+  of_queries = zip(queries.ids, hits.scores.tolist(), hits.numbers.tolist())
+  for query, scores, numbers in of_queries:
+    others = [(corpus.ids[i], score) for i, score in zip(numbers, scores)
               if corpus.ids[i] != query]
     run[query] = _sorted(others[:_DEPTH])
   return run

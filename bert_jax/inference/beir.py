@@ -67,7 +67,7 @@ Qrels = dict[str, dict[str, int]]  # {query: {document: grade}}; above 0 is rele
 
 def read_qrels(path: epath.Path) -> Qrels:
   """Reads judgments; raises UserError for a bad line or a query without a positive."""
-  qrels = {}
+  qrels: Qrels = {}
   for row in table.read_separated(str(path), 'tsv'):
     grade = row.number('score')
     require(grade == int(grade), f'{row.where}: the score {grade} is not a whole number')

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 import functools
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, overload
 
 import jax
 import numpy as np
@@ -12,9 +12,10 @@ from bert_jax.errors import require, require_choice
 from bert_jax.inference import forward
 from bert_jax.inference.loaded_model import LoadedModel, Text, put_tokens
 from bert_jax.interop import load as load_lib
+from bert_jax.interop.late_layout import LateLayout
 from bert_jax.interop.sentence_layout import DOCUMENT, QUERY, unit
 from bert_jax.model.pooling import POOLINGS, TOKEN_VECTORS, combine_texts
-from bert_jax.tasks import reranking
+from bert_jax.tasks import late_interaction, reranking
 
 # Tokens scored at once; each makes a masked copy of its text.
 _SCORED_AT_ONCE = 4096
@@ -49,9 +50,8 @@ class Bert(LoadedModel):
     has_pooler = 'pooler' in self.model.groups
     run = forward.hidden_and_pooled if has_pooler else forward.hidden_states
     function = functools.partial(run, self.config, layers=self._layers(layers))
-    pooled = (np.zeros((len(rows), self.config.hidden_size), np.float32)
-              if has_pooler else None)
-    hidden = [None] * len(rows)
+    pooled = np.zeros((len(rows), self.config.hidden_size), np.float32)
+    hidden: list[Any] = [None] * len(rows)
     for packed, output in self._run(rows, function):
       if has_pooler:
         output, of_texts = output
@@ -63,7 +63,7 @@ class Bert(LoadedModel):
     mask = np.arange(length) < np.array([len(h) for h in hidden])[:, None]
     padded = np.zeros((*mask.shape, hidden[0].shape[1] if hidden else 0), np.float32)
     padded[mask] = np.concatenate(hidden) if hidden else 0
-    return Encoded(padded, pooled, mask)
+    return Encoded(padded, pooled if has_pooler else None, mask)
 
   def _layers(self, layers: Sequence[int]) -> tuple[int, ...]:
     n = self.config.num_layers
@@ -73,10 +73,22 @@ class Bert(LoadedModel):
               f'{-n - 1} from the end')
     return tuple(int(i) for i in layers)
 
+  @overload  # 'none' is a str too, and the first signature counts
+  def embed(self, texts: Sequence[Text], pooling: Literal['none'], *,  # type: ignore[overload-overlap]
+            normalize: bool | None = None, layers: Sequence[int] = (-1,), long: str = 'head',
+            max_len: int | None = None, prompt: str | None = None,
+            dim: None = None) -> list[np.ndarray]: ...
+
+  @overload
+  def embed(self, texts: Sequence[Text], pooling: str | None = None, *,
+            normalize: bool | None = None, layers: Sequence[int] = (-1,), long: str = 'head',
+            max_len: int | None = None, prompt: str | None = None,
+            dim: int | None = None) -> np.ndarray: ...
+
   def embed(self, texts: Sequence[Text], pooling: str | None = None, *,
             normalize: bool | None = None, layers: Sequence[int] = (-1,),
             long: str = 'head', max_len: int | None = None, prompt: str | None = None,
-            dim: int | None = None) -> np.ndarray | list[np.ndarray]:
+            dim: int | None = None) -> Any:
     """Returns a vector for each text.
 
     A folder of sentence-transformers sets its own pooling, dense layers, norm, prompts
@@ -103,6 +115,9 @@ class Bert(LoadedModel):
       For 'none' a list of [n, D * layers]: the n tokens of each text, no special tokens.
     """
     own = self.dense
+    require(pooling is not None or not isinstance(self.model.sentence, LateLayout),
+            'this model has a vector for each token: predict --task=late_interaction gives '
+            'them, and pooling=mean the mean of the hidden states')
     if pooling is not None:
       require_choice('pooling', pooling, (*POOLINGS, TOKEN_VECTORS))
     layers = self._layers(layers)
@@ -164,19 +179,23 @@ class Bert(LoadedModel):
 
   def search(self, queries: Sequence[str], documents: Sequence[str],
              top_k: int = 10) -> list[list[dict[str, Any]]]:
-    """Finds the documents with the largest cosine with each query, the best one first.
+    """Finds the documents nearest to each query, the best one first.
 
+    They have the largest cosine, or for a model of late interaction the largest MaxSim.
     Prompts of the model named 'query' and 'document' (or 'passage', 'corpus') precede the
     texts. `bert_jax.evaluate --suite=retrieval` searches corpora beyond the memory.
 
     Returns:
-      For each query at most `top_k` of [{'document': its index, 'score': the cosine}].
+      For each query at most `top_k` of [{'document': its index, 'score'}].
     """
-    vectors = []
-    for texts, names in ((queries, QUERY), (documents, DOCUMENT)):
-      prompt = self.dense.first_prompt(names)
-      vectors.append(unit(self.embed(texts, prompt=prompt)))
-    scores = vectors[0] @ vectors[1].T  # [queries, documents]
+    if isinstance(self.model.sentence, LateLayout):
+      scores = late_interaction.max_sims(*(
+          late_interaction.vectors(self, texts, names[0])
+          for texts, names in ((queries, QUERY), (documents, DOCUMENT))))
+    else:
+      a, b = (unit(self.embed(texts, prompt=self.dense.first_prompt(names)))
+              for texts, names in ((queries, QUERY), (documents, DOCUMENT)))
+      scores = a @ b.T  # [queries, documents]
     best = np.argsort(-scores, axis=1, kind='stable')[:, :top_k]
     return [[{'document': int(i), 'score': float(of_query[i])} for i in order]
             for of_query, order in zip(scores, best)]
@@ -215,7 +234,7 @@ class Bert(LoadedModel):
       positions += masked
     logits = self.per_text(rows, functools.partial(forward.mlm_logits, self.config),
                            np.array(positions))
-    results = [[] for _ in text]
+    results: list[list] = [[] for _ in text]
     for i, position, row in zip(owners, positions, logits[:, :self.config.vocab_size]):
       # In float64: small probabilities lose their digits in float32.
       surprisal = np.logaddexp.reduce(row.astype(np.float64)) - row
@@ -236,8 +255,14 @@ class Bert(LoadedModel):
     logits = self.per_text(rows, functools.partial(forward.nsp_logits, self.config))
     return [] if logits is None else jax.nn.softmax(logits)[:, 0].tolist()
 
-  def score(self, text: str | Sequence[str],
-            long: str | None = None) -> dict[str, Any] | list:
+  @overload
+  def score(self, text: str, long: str | None = None) -> dict[str, Any]: ...
+
+  @overload
+  def score(self, text: list[str] | tuple[str, ...],
+            long: str | None = None) -> list[dict[str, Any]]: ...
+
+  def score(self, text: str | Sequence[str], long: str | None = None) -> Any:
     """Scores each token of a text, masked alone (Salazar et al. 2020).
 
     Args:
@@ -260,7 +285,7 @@ class Bert(LoadedModel):
     for one, (ids, *pair) in zip(text, self._ids(text)):
       require(not pair, f'{one!r} is a pair: score each of its texts')
       require(bool(ids), f'{one!r} holds no token to score')
-      require(long or len(ids) + special <= longest,
+      require(bool(long) or len(ids) + special <= longest,
               f'a text of {len(ids) + special} tokens is longer than the {longest} '
               'positions of the model: shorten it, or score it with long=chunks')
       texts.append(ids)

@@ -7,6 +7,7 @@ the texts.
 import functools
 from typing import Any
 
+from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
@@ -14,6 +15,11 @@ from bert_jax.data.tokens import Tokens
 from bert_jax.model import architectures, pooling
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.model.heads import BertForPreTraining
+
+
+def _apply(module: nn.Module, *arguments: Any, **options: Any) -> Any:
+  """Runs a module; the type of `Module.apply` would have its changed variables too."""
+  return module.apply(*arguments, **options)
 
 
 @functools.partial(jax.jit, static_argnames=('config', 'layers'))
@@ -24,8 +30,8 @@ def hidden_states(config: BertConfig, params: Any, tokens: Tokens, starts: jax.A
   variables = {'params': params['params']['bert']}
   # Keeping the states of all layers takes N times the memory of the last one.
   if layers == (-1,):
-    return encoder.apply(variables, tokens, method='encode')
-  hidden = encoder.apply(variables, tokens, method='states').hidden  # [N + 1, R, L, D]
+    return _apply(encoder, variables, tokens, method='encode')
+  hidden = _apply(encoder, variables, tokens, method='states').hidden  # [N + 1, R, L, D]
   return jnp.concatenate([hidden[i] for i in layers], axis=-1)
 
 
@@ -36,9 +42,8 @@ def hidden_and_pooled(config: BertConfig, params: Any, tokens: Tokens, starts: j
   # The pooler reads the last layer, whichever layers the caller wants.
   computed = layers if layers == (-1,) else (*layers, -1)
   states = hidden_states(config, params, tokens, starts, computed)
-  pooled = architectures.make_encoder(config).apply(
-      {'params': params['params']['bert']}, states[..., -config.hidden_size:], starts,
-      method='pool')
+  pooled = _apply(architectures.make_encoder(config), {'params': params['params']['bert']},
+                  states[..., -config.hidden_size:], starts, method='pool')
   return states[..., :config.hidden_size * len(layers)], pooled
 
 
@@ -53,7 +58,8 @@ def vectors(config: BertConfig, params: Any, tokens: Tokens, starts: jax.Array,
   # Tokens before the start, such as a prompt, become padding for the pooling. [R, L]
   start = jnp.take_along_axis(starts, jnp.maximum(tokens.text_ids - 1, 0), axis=1)
   pooled = jnp.where(jnp.arange(start.shape[1]) >= start, tokens.text_ids, 0)
-  pool = functools.partial(pooling.pool, hidden, pooled, tokens.positions, starts)
+  pool = functools.partial(pooling.pool, hidden, pooled, jnp.asarray(tokens.positions),
+                           starts)
   return jnp.concatenate([pool(how) for how in poolings], axis=-1)
 
 
@@ -61,8 +67,8 @@ def vectors(config: BertConfig, params: Any, tokens: Tokens, starts: jax.Array,
 def mlm_logits(config: BertConfig, params: Any, tokens: Tokens,
                positions: jax.Array) -> jax.Array:
   """Returns the logits of the tokens at some positions: [R, P, V]."""
-  return BertForPreTraining(config).apply(
-      params, tokens, positions, method=lambda m, b, p: m.mlm_logits(m.bert.encode(b), p))
+  return _apply(BertForPreTraining(config), params, tokens, positions,
+                method=lambda m, b, p: m.mlm_logits(m.bert.encode(b), p))
 
 
 @functools.partial(jax.jit, static_argnames=('config',))
@@ -78,5 +84,5 @@ def surprisals(config: BertConfig, params: Any, tokens: Tokens, positions: jax.A
 def nsp_logits(config: BertConfig, params: Any, tokens: Tokens,
                starts: jax.Array) -> jax.Array:
   """Returns the next-sentence logits of each text: [R, P, 2]."""
-  return BertForPreTraining(config).apply(
-      params, tokens, starts, method=lambda m, b, p: m.nsp_logits(m.bert.encode(b), p))
+  return _apply(BertForPreTraining(config), params, tokens, starts,
+                method=lambda m, b, p: m.nsp_logits(m.bert.encode(b), p))

@@ -8,7 +8,7 @@ import hashlib
 import itertools
 import json
 import os
-from typing import IO, Any, BinaryIO, NamedTuple, TextIO
+from typing import Any, BinaryIO, NamedTuple, TextIO
 
 from etils import epath
 import jax
@@ -140,7 +140,7 @@ def read_job(job_file: epath.Path) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def partial(path: epath.Path, job: dict[str, Any] | None = None,
-            binary: bool = False) -> Iterator[tuple[IO, Done]]:
+            binary: bool = False) -> Iterator[tuple[Any, Done]]:
   """Opens OUTPUT.partial, which becomes OUTPUT at the end; a UserError removes it.
 
   After a kill the same job resumes: OUTPUT.partial.json identifies the job.
@@ -149,6 +149,9 @@ def partial(path: epath.Path, job: dict[str, Any] | None = None,
     path: OUTPUT; a link stays a link, and its target is written.
     job: all that the answers depend on; {} or None = a killed job restarts.
     binary: opens the file for bytes.
+
+  Yields:
+    (the opened file, the answers before).
   """
   whole = storage.through_link(path)
   growing, job_file = (

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 import dataclasses
 import itertools
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -12,13 +12,24 @@ import numpy as np
 from bert_jax.data import inputs as inputs_lib
 from bert_jax.errors import require, require_choice
 from bert_jax.inference import packed_texts
-from bert_jax.interop import cross_layout, late_layout, sentence_layout, sparse_layout
+from bert_jax.interop.cross_layout import CrossLayout
+from bert_jax.interop.late_layout import LateLayout
 from bert_jax.interop.pretrained import Pretrained
+from bert_jax.interop.sentence_layout import SentenceLayout
+from bert_jax.interop.sparse_layout import SparseLayout
+from bert_jax.interop.text_layout import TextLayout
 
 # Tokens of a batch: the caches of a CPU hold few; an accelerator needs many to be busy.
 _BATCH_TOKENS, _BATCH_TOKENS_CPU = 16384, 2048
 
-Text = str | tuple[str, str]  # a text, or a pair of them
+Text = str | tuple[str, ...]  # a text, or a pair of them
+
+
+Layout = TypeVar('Layout', bound=TextLayout)
+
+
+def _own_or_default(own: TextLayout | None, kind: type[Layout]) -> Layout:
+  return own if isinstance(own, kind) else kind()
 
 
 class LoadedModel:
@@ -32,12 +43,11 @@ class LoadedModel:
     self.params = jax.tree.map(jnp.asarray, model.params)
     self.model = dataclasses.replace(model, params=self.params)
     self.config, self.tokenizer = model.config, model.tokenizer
-    # A model without its own layout uses the defaults of the layout.
     own = model.sentence
-    self.dense, self.sparse, self.cross, self.late = (
-        own if isinstance(own, kind) else kind()
-        for kind in (sentence_layout.SentenceLayout, sparse_layout.SparseLayout,
-                     cross_layout.CrossLayout, late_layout.LateLayout))
+    self.dense = _own_or_default(own, SentenceLayout)
+    self.sparse = _own_or_default(own, SparseLayout)
+    self.cross = _own_or_default(own, CrossLayout)
+    self.late = _own_or_default(own, LateLayout)
 
   @property
   def trained_length(self) -> int:
@@ -115,7 +125,7 @@ class LoadedModel:
 
   def per_text(self, rows: Sequence[inputs_lib.Input], function: Callable,
                positions: np.ndarray | None = None,
-               *values: np.ndarray) -> np.ndarray | None:
+               *values: np.ndarray) -> Any:
     """Maps [R, P, ...] of `function` to [texts, ...]; None without texts.
 
     `positions` [texts] count from the start of each text; None = the starts. `values` are
@@ -132,7 +142,7 @@ class LoadedModel:
   def per_token(self, rows: Sequence[inputs_lib.Input],
                 function: Callable) -> list[np.ndarray]:
     """Maps [R, L, ...] of `function` to [tokens, ...] of each text, special ones too."""
-    results = [None] * len(rows)
+    results: list[Any] = [None] * len(rows)
     for packed, output in self._run(rows, function):
       put_tokens(results, rows, packed, output)
     return results

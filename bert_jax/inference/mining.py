@@ -1,6 +1,7 @@
 """Mines hard negatives: documents near a query that are not its positives."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from etils import epath
 import numpy as np
@@ -11,6 +12,7 @@ from bert_jax.inference.bert import Bert, load
 from bert_jax.interop.sentence_layout import DOCUMENT, QUERY
 from bert_jax.labelled import table
 from bert_jax.runtime import console, storage
+from bert_jax.tasks import reranking
 
 
 def _vectors(bert: Bert, texts: Sequence[str], path: epath.Path,
@@ -25,11 +27,11 @@ def _vectors(bert: Bert, texts: Sequence[str], path: epath.Path,
 def _positives(pairs: Sequence[tuple[str, str]],
                texts: beir.Texts) -> dict[str, set[int]]:
   """Finds the corpus numbers of the positives of each query, with or without title."""
-  places = {positive: [] for _, positive in pairs}
+  places: dict[str, list[int]] = {positive: [] for _, positive in pairs}
   for i, (_, *with_and_without_title) in enumerate(texts.read()):
     for text in set(with_and_without_title) & places.keys():
       places[text].append(i)
-  numbers = {}
+  numbers: dict[str, set[int]] = {}
   for query, positive in pairs:
     numbers.setdefault(query, set()).update(places[positive])
   return numbers
@@ -49,11 +51,13 @@ def _check(given: dict[str, str], columns: Sequence[str], ranks: Sequence[int]):
 def mine(model: str, source: str, corpus: str, output: str, *,
          columns: Sequence[str] = ('query', 'positive'), ranks: tuple[int, int] = (1, 50),
          count: int = 1, margin: float = 0.05, pooling: str | None = None,
-         max_len: int | None = None, step: int | None = None, allow_older: bool = False):
+         max_len: int | None = None, teacher: str = '', step: int | None = None,
+         allow_older: bool = False):
   """Mines hard negatives for pairs of a query and a positive, and writes JSON lines.
 
   A line is {"query", "positive", "negative_1", ..., "negatives"}, the hardest negative
-  first. A killed job resumes from OUTPUT.queries.npy and two more files of vectors.
+  first, and with a teacher "scores". A killed job resumes from OUTPUT.queries.npy and two
+  more files of vectors.
 
   Args:
     model: a folder or a name, loaded with `step` and `allow_older`: see `bert.load`.
@@ -67,6 +71,8 @@ def mine(model: str, source: str, corpus: str, output: str, *,
     margin: a negative's cosine is at least this far below the positive's. A nearer
       document is often a positive (Moreira et al. 2024, arXiv:2407.15831).
     pooling, max_len: see `Bert.embed`.
+    teacher: a cross-encoder that scores the positive and the negatives of each line; '' =
+      none.
 
   Raises:
     UserError: a mistake in the arguments or the files.
@@ -74,12 +80,18 @@ def mine(model: str, source: str, corpus: str, output: str, *,
   _check({'model': model, 'input': source, 'corpus': corpus, 'output': output}, columns,
          ranks)
   # Read both files before the model: a mistake in them shows at once.
-  pairs = [tuple(map(row.text, columns)) for row in table.read(source, 'auto', 'train')]
+  query_column, positive_column = columns
+  pairs = [(row.text(query_column), row.text(positive_column))
+           for row in table.read(source, 'auto', 'train')]
   require(bool(pairs), f'{source} holds no pair')
   texts, path = beir.Texts(epath.Path(corpus)), epath.Path(output)
   require(bool(texts.ids), f'{corpus} holds no text')
   storage.make_parent('--output', path)
-  bert, options = load(model, step, allow_older), {'pooling': pooling, 'max_len': max_len}
+  bert = load(model, step, allow_older)
+  options: dict[str, Any] = {'pooling': pooling, 'max_len': max_len}
+  scorer = load(teacher) if teacher else None
+  if scorer:  # before the search, which takes long
+    reranking.RerankingKind.head_of(scorer)
   query_file, positive_file, documents = (path.parent / f'{path.name}.{name}.npy'
                                           for name in ('queries', 'positives', 'corpus'))
   all_queries, all_positives = zip(*pairs)
@@ -97,7 +109,7 @@ def mine(model: str, source: str, corpus: str, output: str, *,
   depth = ranks[1] + max(map(len, excluded.values()))
   hits = search.search(np.stack(list(queries.values())), documents, depth)
   near = {query: [(i, score) for i, score in zip(*of_query) if i not in excluded[query]]
-          for query, *of_query in zip(queries, hits.index.tolist(), hits.scores.tolist())}
+          for query, *of_query in zip(queries, hits.numbers.tolist(), hits.scores.tolist())}
   chosen = [[i for i, score in near[query][ranks[0] - 1:ranks[1]]
              if score <= queries[query] @ positives[positive] - margin][:count]
             for query, positive in pairs]
@@ -105,11 +117,11 @@ def mine(model: str, source: str, corpus: str, output: str, *,
   chosen = [numbers if len(numbers) == count else [] for numbers in chosen]
   require(any(chosen),
           f'no pair has {count} negatives: widen --ranks, or lower --margin or --count')
-  _write(pairs, chosen, texts, path)
+  _write(pairs, chosen, texts, path, scorer)
 
 
 def _write(pairs: Sequence[tuple[str, str]], chosen: Sequence[Sequence[int]],
-           texts: beir.Texts, path: epath.Path):
+           texts: beir.Texts, path: epath.Path, scorer: Bert | None):
   """Writes the pairs with their negatives, given by their numbers in the corpus."""
   needed = {i for numbers in chosen for i in numbers}
   text_of = {i: text for i, text in enumerate(texts) if i in needed}
@@ -118,8 +130,10 @@ def _write(pairs: Sequence[tuple[str, str]], chosen: Sequence[Sequence[int]],
       if numbers:
         negatives = [text_of[i] for i in numbers]
         named = {f'negative_{n}': text for n, text in enumerate(negatives, 1)}
+        scores = {} if not scorer else {'scores': reranking.pair_logits(
+            scorer, [(query, text) for text in (positive, *negatives)]).tolist()}
         json_lines.write(sink, {'query': query, 'positive': positive, **named,
-                                'negatives': negatives})
+                                'negatives': negatives, **scores})
   full = sum(map(bool, chosen))
   console.print_summary([
       ('pairs', f'{full:,} with their negatives, {len(pairs) - full:,} with too few are left '

@@ -8,7 +8,7 @@ import itertools
 import sys
 import tempfile
 import time
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from etils import epath
 import numpy as np
@@ -86,7 +86,7 @@ class LinePrediction:
   optional: tuple[str, ...] = ()  # names of optional fields
 
 
-TASKS = {
+TASKS: dict[str, Any] = {
     'fill_mask': LinePrediction(('text',), _fill_mask),
     'next_sentence': LinePrediction(('text', 'text_pair'), _next_sentence),
     'score': LinePrediction(('text',), _score),
@@ -153,7 +153,7 @@ def predict(task: LinePrediction, bert: Bert, source: BinaryIO, name: str,
   return json_lines.Done(count, errors)
 
 
-def _load(task: str | None, model: str | None, options: Options, **checkpoint) -> Bert:
+def _load(task: str, model: str, options: Options, **checkpoint) -> Bert:
   """Loads the model; raises UserError if it does not support the task or the options."""
   require_flag('task', task, TASKS)
   require(bool(model),
@@ -226,7 +226,8 @@ def run(task: str | None, model: str | None, source: str | None, output: str | N
     UserError: a mistake in the arguments or the source.
     Failed: some lines could not be answered; all others are.
   """
-  as_array = bool(output) and output.endswith(_ARRAYS)
+  task, model, output = task or '', model or '', output or ''
+  as_array = output.endswith(_ARRAYS)
   require(not as_array or (task == 'embed' and options.pooling != TOKEN_VECTORS),
           f'--output={output} holds one vector a text: only --task=embed makes them, '
           'with --pooling=cls, mean or max')
@@ -235,7 +236,7 @@ def run(task: str | None, model: str | None, source: str | None, output: str | N
           f'--precision={precision} has no effect here: it is for --output=FILE.npy or '
           '.safetensors')
   bert = _load(task, model, options, **checkpoint)
-  name, path = source or 'standard input', epath.Path(output or '')
+  name, path = source or 'standard input', epath.Path(output)
   if source:
     storage.check('--input', source)
   try:

@@ -6,7 +6,7 @@ The file is read in blocks: it may exceed the memory. Several devices share each
 from collections.abc import Callable
 import functools
 import os
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,8 +27,8 @@ Restore = Callable[[np.ndarray], np.ndarray]  # stored vectors -> [n, D] float32
 class Hits(NamedTuple):
   """The best vectors for each query, best first; at equal scores the smaller number."""
 
-  scores: np.ndarray  # [Q, k] float32
-  index: np.ndarray  # [Q, k] int32, rows of the file
+  scores: Any  # [Q, k] float32, in NumPy or JAX
+  numbers: Any  # [Q, k] int32, rows of the file
 
 
 def _best_of(hits: Hits, queries: jax.Array, block: jax.Array, start: jax.Array,
@@ -126,8 +126,8 @@ def search(queries: np.ndarray, path: str | os.PathLike, k: int,
   rows = -(-rows // _GROUP) * _GROUP
   batches = -(-len(queries) // _QUERIES)
   size = -(-len(queries) // batches)
-  padded = np.pad(queries, ((0, batches * size - len(queries)), (0, 0)))
-  padded = jnp.asarray(padded.reshape(batches, size, width), jnp.float32)
+  whole = np.pad(queries, ((0, batches * size - len(queries)), (0, 0)))
+  padded = jnp.asarray(whole.reshape(batches, size, width), jnp.float32)
 
   put = functools.partial(jax.device_put, device=mesh_lib.batch_sharding(mesh))
   hits = put(Hits(np.full((n, batches, size, k), -np.inf, np.float32),

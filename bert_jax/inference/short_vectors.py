@@ -37,6 +37,7 @@ def quantize(vectors: np.ndarray, precision: str,
             f'--precision=binary packs eight entries into a byte: vectors of '
             f'{vectors.shape[1]} do not fit')
     return (np.packbits(vectors > 0, axis=-1).astype(np.int16) - 128).astype(np.int8)
+  assert ranges is not None, precision
   low, high = ranges
   steps = np.maximum((high - low) / 255, np.finfo(np.float32).tiny)
   # A vector beyond the ranges, such as a query, keeps the nearest value.
@@ -54,6 +55,7 @@ def restorer(precision: str,
                                        axis=-1).astype(np.float32) - 1
   if precision == 'float32':
     return lambda x: x
+  assert ranges is not None, precision
   low, high = ranges
   return lambda x: ((x.astype(np.float32) + 128) * ((high - low) / 255) + low).astype(
       np.float32)

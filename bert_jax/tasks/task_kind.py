@@ -28,15 +28,18 @@ class TrainedModel(Protocol):
   config: bert_config.BertConfig
   params: Any
   tokenizer: Tokenizer
-  trained_length: int  # tokens of the longest input in fine-tuning
   cross: Any  # an `interop.cross_layout.CrossLayout`: how to read and score pairs
   late: Any  # an `interop.late_layout.LateLayout`: how to read queries and documents
   sparse: Any  # an `interop.sparse_layout.SparseLayout`: how to weigh entries
 
+  @property
+  def trained_length(self) -> int:
+    """The tokens of the longest input in fine-tuning."""
+
   def require_head(self, group: str, title: str):
     """Raises UserError without the parameters `group`, which users know as `title`."""
 
-  def per_text(self, rows: Sequence[Input], function: Callable) -> np.ndarray | None:
+  def per_text(self, rows: Sequence[Input], function: Callable) -> Any:
     """Maps [R, P, ...] of `function` to [inputs, ...]; None without inputs."""
 
   def per_token(self, rows: Sequence[Input], function: Callable) -> list[np.ndarray]:

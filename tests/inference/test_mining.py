@@ -9,6 +9,8 @@ import bert_jax
 from bert_jax import config as config_lib
 from bert_jax.errors import UserError
 from bert_jax.inference import mining
+from bert_jax.tasks import reranking
+from bert_jax.tasks.late_interaction import LateFiles
 from bert_jax.tasks.reranking import RerankingFiles
 from bert_jax.tasks.sentence_embedding import EmbeddingFiles
 from tests import made_tasks
@@ -53,6 +55,23 @@ def test_negatives_are_those_of_a_whole_sort(files, tmp_path):
                        **{f'negative_{n + 1}': text for n, text in enumerate(right)}})
   assert lines == expected
   assert cut > 2 and 0 < len(lines) < len(pairs)  # the margin decides for some and drops some
+
+
+def test_scores_of_a_teacher(files, tmp_path):
+  teacher = made_tasks.with_head(tmp_path / 'teacher', 'sequence_classification', ('score',))
+  lines = mine(files, tmp_path / 'out.jsonl', count=2, margin=0.0, teacher=teacher)
+  bert = bert_jax.from_pretrained(teacher)
+  for line in lines:
+    documents = [line['positive'], *line['negatives']]
+    logits = reranking.pair_logits(bert, [(line['query'], text) for text in documents])
+    np.testing.assert_allclose(line['scores'], logits, atol=1e-6)
+  c = config_lib.finetuning('late_interaction')
+  c.data.update({'text_column': 'query', 'text_pair_column': 'positive',
+                 'negative_column': 'negative_1,negative_2', 'scores_column': 'scores'})
+  examples = [*LateFiles.read(str(tmp_path / 'out.jsonl'), c.data, 'train', [])]
+  assert [list(e.score) for e in examples] == [line['scores'] for line in lines]
+  with pytest.raises(UserError, match='this model scores no pairs'):
+    mine(files, tmp_path / 'other.jsonl', teacher=files[0])
 
 
 def test_a_positive_that_is_a_text_without_its_title_is_no_negative(files, tmp_path):

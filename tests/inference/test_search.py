@@ -28,8 +28,8 @@ def test_hits_are_those_of_a_stable_sort(tmp_path, monkeypatch, devices, count, 
   hits = search.search(queries, tmp_path / 'x.npy', 100)
   scores = queries @ vectors.T
   order = np.argsort(-scores, axis=1, kind='stable')[:, :100]
-  assert hits.index.shape == (37, min(count, 100))
-  np.testing.assert_array_equal(hits.index, order)
+  assert hits.numbers.shape == (37, min(count, 100))
+  np.testing.assert_array_equal(hits.numbers, order)
   np.testing.assert_array_equal(hits.scores, np.take_along_axis(scores, order, 1))
   # Ties cross the bounds of groups, blocks and devices: the test would see another rule.
   assert (np.diff(hits.scores) == 0).mean() > 0.5

@@ -13,7 +13,7 @@ import pytest
 from bert_jax.errors import Failed, UserError
 from bert_jax.interop import conversion, load, verify
 from bert_jax.runs import run
-from tests import conftest
+from tests import conftest, made_tasks
 from tests.interop import torch_bert
 
 
@@ -130,3 +130,21 @@ def test_a_wrong_name_is_refused_before_anything_is_written(name, workdir, tmp_p
   with pytest.raises(UserError, match='is not a name on the hub: give ORGANIZATION/NAME'):
     conversion.convert(str(workdir), str(tmp_path / 'out'), 'huggingface', push=name)
   assert not (tmp_path / 'out').exists()
+
+
+def test_the_cards_are_metadata_for_the_hub(tmp_path):
+  """Every kind of folder has a card whose header the hub's own class reads."""
+  kinds = {
+      'bert': (made_tasks.model(tmp_path / 'a'), 'huggingface', 'transformers', None),
+      'classifier': (made_tasks.with_head(tmp_path / 'b', 'sequence_classification', ('no', 'yes')),
+                     'huggingface', 'transformers', None),
+      'embedder': (made_tasks.model(tmp_path / 'c'), 'sentence_transformers',
+                   'sentence-transformers', 'sentence-similarity'),
+      'late': (made_tasks.late(tmp_path / 'd'), 'sentence_transformers', 'sentence-transformers',
+               'sentence-similarity')}
+  for name, (source, to, library, pipeline) in kinds.items():
+    conversion.convert(source, str(tmp_path / name), to)
+    card = huggingface_hub.ModelCard.load(tmp_path / name / 'README.md')
+    assert (card.data.library_name, card.data.pipeline_tag) == (library, pipeline)
+    assert {'bert', 'bert_jax'} <= set(card.data.tags)
+    assert 'parameters' in card.text and '```python' in card.text

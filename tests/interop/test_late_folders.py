@@ -187,6 +187,16 @@ def test_predict_gives_vectors_and_rankings(tmp_path, encoders, monkeypatch):
     assert sorted(x['document'] for x in ranking) == [*range(len(DOCUMENTS))]
 
 
+def test_search_ranks_by_max_sim(tmp_path, encoders):
+  folder = make(tmp_path / 'a', encoders['Bert'], 128)
+  bert = bert_jax.from_pretrained(folder)
+  scores = theirs(folder)[1]
+  for hits, expected in zip(bert.search(QUERIES, DOCUMENTS, top_k=3), scores):
+    assert [x['document'] for x in hits] == np.argsort(-expected, kind='stable')[:3].tolist()
+  with pytest.raises(UserError, match='this model has a vector for each token'):
+    bert.embed(QUERIES)
+
+
 def test_mistakes(tmp_path, encoders):
   folder = make(tmp_path / 'a', encoders['Bert'], 128)
 

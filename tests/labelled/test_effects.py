@@ -107,7 +107,8 @@ def test_one_given_label_is_the_reason(tmp_path):
 
 @pytest.mark.parametrize('task, best', [
     ('token_classification', 'f1'), ('question_answering', 'f1'), ('multiple_choice', 'accuracy'),
-    ('sentence_embedding', 'spearman'), ('sparse_embedding', 'spearman'), ('reranking', 'ndcg_10')])
+    ('sentence_embedding', 'spearman'), ('sparse_embedding', 'spearman'),
+    ('late_interaction', 'spearman'), ('reranking', 'ndcg_10')])
 def test_the_score_that_decides_where_none_is_named(task, best):
   c = config_lib.finetuning(task)
   c.keep_best = 'auto'

@@ -46,14 +46,16 @@ READ = {'train', 'text_column', 'text_pair_column', 'label_column', 'choices_col
 
 @pytest.mark.parametrize('task', ['sequence_classification', 'token_classification',
                                   'question_answering', 'multiple_choice', 'sentence_embedding',
-                                  'reranking', 'sparse_embedding'])
+                                  'reranking', 'sparse_embedding', 'late_interaction'])
 def test_fields_of_fine_tuning(task):
   others = {name for name in config_lib.finetuning(task).data
             if outcome(f'data.{name}', task, allowed=True) == 'another'}
   assert others == set(config_lib.finetuning(task).data) - READ
   assert others <= {'problem', 'labels', 'long', 'negative_column', 'pooling', 'temperature',
                     'matryoshka', 'matryoshka_weights', 'cached_parts', 'loss',
-                    'query_flops', 'document_flops'}
+                    'query_flops', 'document_flops', 'scores_column', 'width',
+                    'query_prompt', 'document_prompt', 'query_expansion', 'query_length',
+                    'skipped_words'}
 
 
 def test_what_a_fine_tuned_model_is_may_not_change():

@@ -1,7 +1,7 @@
 """The interface of all tokenizers, and the code that they share."""
 
 import abc
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 import copy
 import functools
 import hashlib
@@ -100,7 +100,7 @@ class Tokenizer(abc.ABC):
   def word_starts(self) -> np.ndarray:
     """[V] bool, True for entries that start a word; all False if no entry shows it."""
 
-  def tokens(self, ids: Sequence[int]) -> list[str]:
+  def tokens(self, ids: Iterable[int]) -> list[str]:
     """The vocabulary entry of each id."""
     return [self.vocab[i] for i in ids]
 
