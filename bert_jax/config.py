@@ -18,11 +18,11 @@ from ml_collections import ConfigDict, config_dict
 from bert_jax import config_fields
 from bert_jax.config_fields import Field, Table, one_of
 from bert_jax.data import tokens
+from bert_jax.data.late_inputs import HIDING
 from bert_jax.data.phases import MOST_STEPS, Phase
 from bert_jax.errors import UserError, require, require_choice
 from bert_jax.fields import finetuning_fields, pretraining_fields, run_fields
 from bert_jax.fields.run_fields import LENGTHS, phases_of
-from bert_jax.interop.late_layout import HIDING
 from bert_jax.model import architectures
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.objectives import objectives

@@ -13,15 +13,16 @@ from flax import linen as nn
 import jax
 import numpy as np
 
+from bert_jax.data.late_inputs import LateInputs
 from bert_jax.data.tokenizers import older
 from bert_jax.data.tokenizers.base import Tokenizer
 from bert_jax.data.tokens import Tokens
-from bert_jax.interop import huggingface, layout, sentence_transformers
+from bert_jax.interop import huggingface, late_layout, layout, sentence_transformers
 from bert_jax.interop.late_layout import LateLayout
 from bert_jax.interop.pretrained import Pretrained, head_groups
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.model.encoder import Encoder
-from bert_jax.tasks import late_interaction, task_list
+from bert_jax.tasks import task_list
 
 WORDS = [f'w{i}' for i in range(20)]
 NAMES = [f'n{i}' for i in range(5)]
@@ -71,8 +72,8 @@ def late(folder: pathlib.Path) -> str:
   """A folder of a MultiVectorEncoder, with a random projection to 8."""
   encoder = huggingface.load(epath.Path(model(folder.parent / f'{folder.name}-encoder')))
   kernel = np.random.default_rng(0).normal(size=(32, 8)).astype(np.float32)
-  layout = LateLayout(expansion='fixed', expanded=8, max_len=32, projection=kernel)
-  made = late_interaction.with_projection(dataclasses.replace(encoder, sentence=layout))
+  layout = LateLayout(LateInputs(expansion='fixed', expanded=8), max_len=32, projection=kernel)
+  made = late_layout.with_projection(dataclasses.replace(encoder, sentence=layout))
   sentence_transformers.save(made, epath.Path(folder))
   return str(folder)
 

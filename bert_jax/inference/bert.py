@@ -114,13 +114,8 @@ class Bert(LoadedModel):
       [B, D * layers * poolings] float32, or as wide as the last dense layer of the model.
       For 'none' a list of [n, D * layers]: the n tokens of each text, no special tokens.
     """
-    own = self.dense
-    require(pooling is not None or not isinstance(self.model.sentence, LateLayout),
-            'this model has a vector for each token: predict --task=late_interaction gives '
-            'them, and pooling=mean the mean of the hidden states')
-    if pooling is not None:
-      require_choice('pooling', pooling, (*POOLINGS, TOKEN_VECTORS))
-    layers = self._layers(layers)
+    self._check_pooling(pooling)
+    own, layers = self.dense, self._layers(layers)
     if pooling == TOKEN_VECTORS:
       require(long == 'head' and not prompt and dim is None,
               'pooling=none gives the vectors of the first tokens: long must be head, '
@@ -148,6 +143,13 @@ class Bert(LoadedModel):
     require(1 <= dim <= vectors.shape[1],
             f'dim={dim}: the vectors of this model have 1 to {vectors.shape[1]} entries')
     return unit(vectors[:, :dim])
+
+  def _check_pooling(self, pooling: str | None):
+    if pooling is not None:
+      require_choice('pooling', pooling, (*POOLINGS, TOKEN_VECTORS))
+    require(pooling is not None or not isinstance(self.model.sentence, LateLayout),
+            'this model has a vector for each token: predict --task=late_interaction gives '
+            'them, and pooling=mean the mean of the hidden states')
 
   def _unpooled(self, rows: Sequence[inputs_lib.Input], owners: np.ndarray,
                 prompt: str) -> np.ndarray:

@@ -34,6 +34,11 @@ def _positives(pairs: Sequence[tuple[str, str]],
   numbers: dict[str, set[int]] = {}
   for query, positive in pairs:
     numbers.setdefault(query, set()).update(places[positive])
+  absent = sum(not numbers[query] for query, _ in pairs)
+  if absent:
+    console.print_summary([
+        ('note', f'{absent:,} of {len(pairs):,} pairs have no positive in the corpus: '
+                 'none of its texts is excluded for them')])
   return numbers
 
 
@@ -46,6 +51,22 @@ def _check(given: dict[str, str], columns: Sequence[str], ranks: Sequence[int]):
   require(len(ranks) == 2 and 1 <= ranks[0] <= ranks[1],
           f'--ranks={",".join(map(str, ranks))} must be a first rank from 1 on and a last '
           'one')
+
+
+def _pairs(source: str, query: str, positive: str) -> list[tuple[str, str]]:
+  """Reads the columns `query` and `positive`; raises UserError if there is no line."""
+  pairs = [(row.text(query), row.text(positive))
+           for row in table.read(source, 'auto', 'train')]
+  require(bool(pairs), f'{source} holds no pair')
+  return pairs
+
+
+def _teacher(name: str) -> Bert | None:
+  """Loads a cross-encoder, if any; raises UserError for another model."""
+  bert = load(name) if name else None
+  if bert:
+    reranking.RerankingKind.head_of(bert)
+  return bert
 
 
 def mine(model: str, source: str, corpus: str, output: str, *,
@@ -80,18 +101,13 @@ def mine(model: str, source: str, corpus: str, output: str, *,
   _check({'model': model, 'input': source, 'corpus': corpus, 'output': output}, columns,
          ranks)
   # Read both files before the model: a mistake in them shows at once.
-  query_column, positive_column = columns
-  pairs = [(row.text(query_column), row.text(positive_column))
-           for row in table.read(source, 'auto', 'train')]
-  require(bool(pairs), f'{source} holds no pair')
+  pairs = _pairs(source, *columns)
   texts, path = beir.Texts(epath.Path(corpus)), epath.Path(output)
   require(bool(texts.ids), f'{corpus} holds no text')
   storage.make_parent('--output', path)
   bert = load(model, step, allow_older)
   options: dict[str, Any] = {'pooling': pooling, 'max_len': max_len}
-  scorer = load(teacher) if teacher else None
-  if scorer:  # before the search, which takes long
-    reranking.RerankingKind.head_of(scorer)
+  scorer = _teacher(teacher)  # before the search, which takes long
   query_file, positive_file, documents = (path.parent / f'{path.name}.{name}.npy'
                                           for name in ('queries', 'positives', 'corpus'))
   all_queries, all_positives = zip(*pairs)
@@ -100,11 +116,6 @@ def mine(model: str, source: str, corpus: str, output: str, *,
   stored_vectors.write(bert, texts, len(texts.ids), texts.digest, documents, DOCUMENT,
                        **options)
   excluded = _positives(pairs, texts)
-  absent = sum(not excluded[query] for query, _ in pairs)
-  if absent:
-    console.print_summary([
-        ('note', f'{absent:,} of {len(pairs):,} pairs have no positive in the corpus: '
-                 'none of its texts is excluded for them')])
   # The ranks count without positives: search for as many more as a query may have.
   depth = ranks[1] + max(map(len, excluded.values()))
   hits = search.search(np.stack(list(queries.values())), documents, depth)

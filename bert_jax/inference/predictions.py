@@ -15,11 +15,11 @@ import numpy as np
 from safetensors.numpy import save
 import tqdm
 
+from bert_jax.data.late_inputs import QUERY
 from bert_jax.errors import Failed, UserError, require, require_choice, require_flag
 from bert_jax.inference import json_lines, short_vectors
 from bert_jax.inference.bert import Bert, load
 from bert_jax.inference.json_lines import Example, Line
-from bert_jax.interop.late_layout import QUERY
 from bert_jax.model.pooling import TOKEN_VECTORS
 from bert_jax.runtime import storage
 from bert_jax.tasks import task_list

@@ -7,28 +7,30 @@ states, the words that do not count, and how queries are expanded by [MASK].
 
 from collections.abc import Mapping, Sequence
 import dataclasses
-import string
 from typing import Any
 
 from etils import epath
 import numpy as np
 from safetensors.numpy import save
 
-from bert_jax.data import inputs as inputs_lib
+from bert_jax.data.inputs import Input
+from bert_jax.data.late_inputs import (
+  DOCUMENT,
+  EXPANSIONS,
+  HIDING,
+  PUNCTUATION,
+  QUERY,
+  LateInputs,
+)
 from bert_jax.data.tokenizers.base import Tokenizer
 from bert_jax.errors import require, require_choice
 from bert_jax.interop import text_layout
 from bert_jax.runtime import storage
+from bert_jax.tasks import late_interaction
 
 KINDS = ('MultiVectorEncoder', 'ColBERT')  # the model_type in SETTINGS; the last is PyLate's
 PYLATE = 'pylate'  # the package of its modules
-QUERY, DOCUMENT = 'query', 'document'
 DOCUMENT_PROMPTS = ('document', 'passage', 'corpus')  # the first one counts
-# The ways to expand a query. fixed: to exactly `expanded` tokens; min: to at least so many.
-# Without _visible, no other token sees the added [MASK] tokens.
-HIDING = ('fixed', 'min')
-EXPANSIONS = ('none', *HIDING, *(f'{name}_visible' for name in HIDING))
-PUNCTUATION = tuple(string.punctuation)
 _IDENTITY = 'torch.nn.modules.linear.Identity'
 _OF_TOKENS = 'token_embeddings'
 # The modules that may follow the encoder; the last one marks the tokens that count.
@@ -41,76 +43,32 @@ class LateLayout(text_layout.TextLayout):
   """How a model turns a text into vectors of its tokens, as its folder describes.
 
   Attributes:
-    expansion: one of EXPANSIONS.
-    expanded: tokens of an expanded query; 0 = no expansion.
-    query_length: the most tokens of a query, unless it is expanded to a fixed length; None
-      = `max_len`.
-    document_length: the most tokens of a document; None = `max_len`.
-    skipped: entries of the vocabulary that do not count.
-    skipped_in: the texts in which they do not count: QUERY, DOCUMENT or both.
-    only: ids of the only tokens of documents that count; () = all tokens.
+    texts: how queries and documents become inputs.
     normalizes: whether the vectors have length 1.
     marks: the tokens that PyLate puts before queries and documents.
     projection: [D, D'] float32, only while a folder is read or written: the parameters of
       a model have the projection.
   """
 
-  expansion: str = 'none'
-  expanded: int = 0
-  query_length: int | None = None
-  document_length: int | None = None
-  skipped: tuple[str, ...] = ()
-  skipped_in: tuple[str, ...] = (DOCUMENT,)
-  only: tuple[int, ...] = ()
+  texts: LateInputs = LateInputs()
   normalizes: bool = True
   marks: tuple[str, ...] = dataclasses.field(default=(), compare=False)
   projection: np.ndarray | None = dataclasses.field(default=None, compare=False)
 
   def inputs(self, texts: Sequence[str], tokenizer: Tokenizer, role: str,
-             longest: int) -> tuple[list[inputs_lib.Input], list[np.ndarray]]:
-    """Makes the inputs of queries or documents.
-
-    Args:
-      texts: the texts.
-      tokenizer: the tokenizer of the model.
-      role: QUERY or DOCUMENT.
-      longest: the most tokens of an input.
-
-    Returns:
-      (inputs, [tokens] bool of each: True on tokens that count in MaxSim).
-    """
-    longest, is_query = min(longest, self.max_len or longest), role == QUERY
-    least = self.expanded if is_query else 0
-    most = (self.query_length if is_query else self.document_length) or longest
-    most = least if least and self.expansion.startswith('fixed') else max(most, least)
-    prompt = self.prompt(self.first_prompt((role,) if is_query else DOCUMENT_PROMPTS))
-    prepared = self.prepared([(text,) for text in texts], prompt)
-    inputs, _ = inputs_lib.text_inputs(prepared, tokenizer, min(most, longest))
-    if least:
-      inputs = [self._expanded(x, min(least, longest), tokenizer) for x in inputs]
-    # Words that are no entry count: as unknown tokens they would take others along.
-    skipped = [i for i, entry in enumerate(tokenizer.vocab) if entry in self.skipped]
-    counts = []
-    for ids in (np.array(x.ids) for x in inputs):
-      counts.append(~np.isin(ids, skipped) if role in self.skipped_in
-                    else np.ones(len(ids), bool))
-      if self.only and not is_query:
-        counts[-1] &= np.isin(ids, self.only)
-    return inputs, counts
-
-  def _expanded(self, text: inputs_lib.Input, length: int,
-                tokenizer: Tokenizer) -> inputs_lib.Input:
-    missing = max(length - len(text.ids), 0)
-    return inputs_lib.Input([*text.ids, *[tokenizer.mask_id] * missing],
-                            [*text.type_ids, *[0] * missing],
-                            missing if self.expansion in HIDING else 0)
+             longest: int) -> tuple[list[Input], list[np.ndarray]]:
+    """Makes the inputs of queries or documents, with their prompts: see `LateInputs`."""
+    prompt = self.prompt(self.first_prompt((role,) if role == QUERY else DOCUMENT_PROMPTS))
+    return self.texts.make(self.prepared([(text,) for text in texts], prompt), tokenizer,
+                           role, min(longest, self.max_len or longest))
 
   def finished(self, outputs: np.ndarray) -> np.ndarray:
     """Returns the vectors of tokens: the model computes them to the end."""
     return outputs
 
   def files(self, width: int) -> dict[str, bytes]:
-    modules, contents = [('', f'{_BASE}.transformer.Transformer')], {}
+    texts, contents = self.texts, {}
+    modules = [('', f'{_BASE}.transformer.Transformer')]
     if self.projection is not None:
       modules.append(('1_Dense', f'{_BASE}.dense.Dense'))
       contents['1_Dense/config.json'] = {
@@ -119,17 +77,17 @@ class LateLayout(text_layout.TextLayout):
           'module_output_name': _OF_TOKENS}
     modules.append(('2_MultiVectorMask', f'{_MULTI}.multi_vector_mask.MultiVectorMask'))
     contents['2_MultiVectorMask/config.json'] = {
-        'skiplist_words': list(self.skipped), 'skiplist_tasks': list(self.skipped_in),
-        'keep_only_token_ids': list(self.only) or None}
+        'skiplist_words': list(texts.skipped), 'skiplist_tasks': list(texts.skipped_in),
+        'keep_only_token_ids': list(texts.only) or None}
     if self.normalizes:
       modules.append(('3_Normalize', f'{_BASE}.normalize.Normalize'))
       contents['3_Normalize/config.json'] = {'module_input_name': _OF_TOKENS,
                                              'module_output_name': _OF_TOKENS}
-    expansion = None if self.expansion == 'none' else {
-        'strategy': self.expansion.removesuffix('_visible'),
-        'attend': self.expansion not in HIDING, 'length': self.expanded}
-    lengths = {'query_length': self.query_length,
-               'document_length': self.document_length}
+    expansion = None if texts.expansion == 'none' else {
+        'strategy': texts.expansion.removesuffix('_visible'),
+        'attend': texts.expansion not in HIDING, 'length': texts.expanded}
+    lengths = {'query_length': texts.query_length,
+               'document_length': texts.document_length}
     files = self._files(
         modules=modules, contents=contents, settings={'model_type': KINDS[0]},
         encoder={'query_expansion': expansion,
@@ -174,11 +132,13 @@ def _expansion(settings: Mapping[str, Any], limits: Mapping[str, Any],
     expansion = {'strategy': 'fixed', 'attend': bool(attend), 'length': length or 32}
   if not expansion:
     return {'query_length': length}
-  require(isinstance(expansion, dict) and not expansion.get('token'),
-          f'{path}: query_expansion={expansion!r}: bert_jax expands with [MASK]')
+  is_known = (isinstance(expansion, dict) and not expansion.get('token')
+              and type(expansion.get('length')) is int)
+  require(is_known, f'{path}: query_expansion={expansion!r}: a length is needed, and no token: '
+                    'bert_jax expands with [MASK]')
   name = str(expansion.get('strategy')) + '_visible' * bool(expansion.get('attend'))
   require_choice(f'{path}: query_expansion', name, EXPANSIONS)
-  return {'expansion': name, 'expanded': int(expansion['length']), 'query_length': length}
+  return {'expansion': name, 'expanded': expansion['length'], 'query_length': length}
 
 
 def read(directory: epath.Path, modules: Sequence[tuple[str, str]], width: int,
@@ -219,10 +179,39 @@ def read(directory: epath.Path, modules: Sequence[tuple[str, str]], width: int,
   skipped = mask.get('skiplist_words', settings.get('skiplist_words'))
   if skipped is None:
     skipped = PUNCTUATION if is_pylate else ()
-  return LateLayout(
+  inputs = LateInputs(
       document_length=limits.get('document_length') or settings.get('document_length'),
       skipped=tuple(skipped), skipped_in=tuple(mask.get('skiplist_tasks') or (DOCUMENT,)),
-      only=tuple(mask.get('keep_only_token_ids') or ()), normalizes=normalizes,
-      marks=tuple(marks), projection=projection,
-      **_expansion(settings, limits, path),
+      only=tuple(mask.get('keep_only_token_ids') or ()),
+      **_expansion(settings, limits, path))
+  return LateLayout(
+      inputs, normalizes, tuple(marks), projection,
       **{**texts, 'prompts': prompts, 'similarity': texts['similarity'] or 'maxsim'})
+
+
+def of_run(data: Mapping[str, Any], max_len: int) -> LateLayout:
+  """Returns the layout of a run with these fields of `data`."""
+  return LateLayout(late_interaction.inputs_of(data), max_len=max_len, similarity='maxsim',
+                    prompts={role: prompt for role in (QUERY, DOCUMENT)
+                             if (prompt := data[f'{role}_prompt'])})
+
+
+def with_projection(model: Any) -> Any:
+  """Moves the projection of a `Pretrained` from its layout to its parameters."""
+  kernel = model.sentence.projection
+  if kernel is None:  # the folder leaves the hidden states as they are
+    kernel = np.eye(model.config.hidden_size, dtype=np.float32)
+  params = {**model.params['params'], 'projection': {'kernel': kernel}}
+  return dataclasses.replace(
+      model, params={'params': params}, task=late_interaction.LateKind.name,
+      labels=late_interaction.entries(kernel.shape[1]),
+      sentence=dataclasses.replace(model.sentence, projection=None))
+
+
+def without_projection(model: Any) -> Any:
+  """Moves the projection of a `Pretrained` from its parameters to its layout."""
+  params = dict(model.params['params'])
+  kernel = np.asarray(params.pop('projection')['kernel'])
+  return dataclasses.replace(
+      model, params={'params': params}, task='', labels=(),
+      sentence=dataclasses.replace(model.sentence, projection=kernel))

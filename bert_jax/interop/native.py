@@ -17,6 +17,7 @@ from bert_jax.data.tokenizers import reader as tokenizer_reader
 from bert_jax.errors import UserError, require
 from bert_jax.interop import (
   cross_layout,
+  late_layout,
   layout,
   pretrained,
   sentence_layout,
@@ -126,7 +127,7 @@ def _text_layout(fields: dict[str, Any],
   if pooling:
     return sentence_layout.SentenceLayout((pooling,), max_len=config.max_positions)
   if fields.get('task') == late_interaction.LateKind.name:
-    return late_interaction.layout_of(fields['data'], max_len)
+    return late_layout.of_run(fields['data'], max_len)
   return {'sparse_embedding': sparse_layout.SparseLayout(max_len=max_len),
           'reranking': cross_layout.CrossLayout(cross_layout.SIGMOID, max_len=max_len),
           }.get(fields.get('task'))

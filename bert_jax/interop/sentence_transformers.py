@@ -11,17 +11,19 @@ import jax.numpy as jnp
 import numpy as np
 
 from bert_jax.data import inputs as inputs_lib
+from bert_jax.data.late_inputs import DOCUMENT, QUERY
 from bert_jax.data.tokens import Tokens
 from bert_jax.errors import require
 from bert_jax.interop import (
   huggingface,
+  late_layout,
   sentence_layout,
   sparse_layout,
   tokenizer_checks,
   verify,
 )
 from bert_jax.interop.cross_layout import CrossLayout
-from bert_jax.interop.late_layout import DOCUMENT, QUERY, LateLayout
+from bert_jax.interop.late_layout import LateLayout
 from bert_jax.interop.pretrained import Pretrained
 from bert_jax.interop.sentence_layout import SentenceLayout
 from bert_jax.interop.sparse_layout import SparseLayout
@@ -96,7 +98,7 @@ def load(directory: epath.Path) -> Pretrained:
   if isinstance(layout, LateLayout) and layout.marks:
     tokenizer = tokenizer.with_special(layout.marks)
   model = dataclasses.replace(model, facts=facts, sentence=layout, tokenizer=tokenizer)
-  return late_interaction.with_projection(model) if isinstance(layout, LateLayout) else model
+  return late_layout.with_projection(model) if isinstance(layout, LateLayout) else model
 
 
 def exported(model: Pretrained) -> Pretrained:
@@ -131,7 +133,7 @@ def save(model: Pretrained, directory: epath.Path):
   """
   layout = model.sentence
   if isinstance(layout, LateLayout):
-    model = late_interaction.without_projection(model)
+    model = late_layout.without_projection(model)
   huggingface.save(model, directory)
   kind = _KINDS[type(model.sentence)]
   usage = (f'from sentence_transformers import {kind.name}', '',

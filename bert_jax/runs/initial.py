@@ -12,6 +12,7 @@ from ml_collections import ConfigDict
 import numpy as np
 
 from bert_jax.data import dataset
+from bert_jax.data.late_inputs import DOCUMENT
 from bert_jax.data.tokenizers import base as tokenizer_base
 from bert_jax.data.tokenizers import extension
 from bert_jax.data.tokenizers import reader as tokenizer_reader
@@ -19,6 +20,7 @@ from bert_jax.data.tokenizers.base import Tokenizer
 from bert_jax.errors import UserError, require
 from bert_jax.interop import layout
 from bert_jax.interop import load as load_lib
+from bert_jax.interop.late_layout import DOCUMENT_PROMPTS, LateLayout
 from bert_jax.interop.pretrained import Pretrained
 from bert_jax.interop.sentence_layout import SentenceLayout
 from bert_jax.interop.sparse_layout import SparseLayout
@@ -181,7 +183,17 @@ def unset_late(config: ConfigDict, run_json: Mapping[str, Any],
   if config.task != late_interaction.LateKind.name:
     return {}
   earlier = run_json['config']['data'] if run_json else {}
-  return late_interaction.unset_fields(config.data, earlier, model)
+  own = model.sentence if model and isinstance(model.sentence, LateLayout) else None
+  if not own:
+    return late_interaction.unset_fields(config.data, earlier, None, {}, 0)
+  texts = own.texts
+  require((own.normalizes, texts.only, texts.skipped_in) == (True, (), (DOCUMENT,)),
+          f'init_from={config.init_from}: a run has no field for its keep_only_token_ids or '
+          'skiplist_tasks, or for vectors without a Normalize')
+  document = own.first_prompt(DOCUMENT_PROMPTS)
+  prompts = dict(own.prompts) | {DOCUMENT: own.prompts[document] if document else ''}
+  return late_interaction.unset_fields(config.data, earlier, texts, prompts,
+                                       len(model.labels))
 
 
 def check_named(config: ConfigDict, has_started: bool = False):

@@ -18,10 +18,15 @@ from ml_collections import ConfigDict
 import numpy as np
 
 from bert_jax.config_fields import Field, at_least, one_of
+from bert_jax.data.late_inputs import (
+  DOCUMENT,
+  EXPANSIONS,
+  PUNCTUATION,
+  QUERY,
+  LateInputs,
+)
 from bert_jax.data.tokens import Tokens
 from bert_jax.errors import require
-from bert_jax.interop import late_layout
-from bert_jax.interop.late_layout import DOCUMENT, QUERY, LateLayout
 from bert_jax.labelled import packed_examples
 from bert_jax.model import architectures, bert_config, layers
 from bert_jax.objectives import losses
@@ -129,38 +134,32 @@ class LateInteraction(sentence_embedding.SentenceEmbedding):
     return jnp.diagonal(logits)[:, None]
 
 
-def layout_of(data: Mapping[str, Any], max_len: int) -> LateLayout:
-  """Returns the layout of a model that trained with these fields of `data`."""
-  prompts = {QUERY: data['query_prompt'], DOCUMENT: data['document_prompt']}
+def inputs_of(data: Mapping[str, Any]) -> LateInputs:
+  """Returns how a run with these fields of `data` makes its inputs."""
   length, expands = data['query_length'], data['query_expansion'] != 'none'
-  return LateLayout(
-      expansion=data['query_expansion'], expanded=length if expands else 0,
-      query_length=None if expands else length, similarity='maxsim',
-      skipped=tuple(data['skipped_words']), max_len=max_len,
-      prompts={role: prompt for role, prompt in prompts.items() if prompt})
+  return LateInputs(expansion=data['query_expansion'], expanded=length if expands else 0,
+                    query_length=None if expands else length,
+                    skipped=tuple(data['skipped_words']))
 
 
-def unset_fields(data: ConfigDict, earlier: Mapping[str, Any],
-                 model: Any) -> dict[str, Any]:
+def unset_fields(data: ConfigDict, earlier: Mapping[str, Any], texts: LateInputs | None,
+                 prompts: Mapping[str, str], width: int) -> dict[str, Any]:
   """Returns the fields of `data` that the user left to the model `init_from`.
 
   Args:
     data: the config group.
     earlier: the group of an earlier run of the workdir, which counts; {} = none.
-    model: the `Pretrained` that the run starts from; None if it loads no model.
+    texts: how the model makes its inputs; None = it is no model of late interaction.
+    prompts: its prompts by role.
+    width: the width of its vectors; 0 = it has none.
   """
-  own = model.sentence if model else None
-  is_late = isinstance(own, LateLayout)
-  width = len(model.labels) if is_late else 0
-  layout = own if is_late else LateLayout(expansion='fixed', expanded=32,
-                                          skipped=late_layout.PUNCTUATION)
-  document = layout.first_prompt(late_layout.DOCUMENT_PROMPTS)
+  texts = texts or LateInputs(expansion='fixed', expanded=32, skipped=PUNCTUATION)
   values = {'width': width or 128,
-            'query_prompt': layout.prompts.get(QUERY, ''),
-            'document_prompt': layout.prompts[document] if document else '',
-            'query_expansion': layout.expansion,
-            'query_length': layout.expanded or layout.query_length or 32,
-            'skipped_words': layout.skipped}
+            'query_prompt': prompts.get(QUERY, ''),
+            'document_prompt': prompts.get(DOCUMENT, ''),
+            'query_expansion': texts.expansion,
+            'query_length': texts.expanded or texts.query_length or 32,
+            'skipped_words': texts.skipped}
   return {f'data.{name}': earlier.get(name, value) for name, value in values.items()
           if data[name] in (0, _AUTO, (_AUTO,))}
 
@@ -187,7 +186,7 @@ class LateFiles(sentence_embedding.EmbeddingFiles):
       'data.document_prompt': Field(_AUTO),
       # none, or how [MASK] fills a short query: fixed = to query_length exactly, min = at
       # least; with _visible the other tokens see them. auto = fixed.
-      'data.query_expansion': Field(_AUTO, one_of((_AUTO, *late_layout.EXPANSIONS))),
+      'data.query_expansion': Field(_AUTO, one_of((_AUTO, *EXPANSIONS))),
       'data.query_length': Field(0, at_least(0)),  # tokens of a query; 0 = 32
       # Tokens of documents that do not count; () = none, auto = punctuation.
       'data.skipped_words': Field((_AUTO,)),
@@ -210,17 +209,22 @@ class LateFiles(sentence_embedding.EmbeddingFiles):
     require(data.query_length <= config.max_len,
             f'data.query_length={data.query_length} is above max_len={config.max_len}')
     head = BertForLateInteraction(architectures.make_config(config.model), data.width)
+    # Expanded to a least length, a query may be as long as a document.
+    is_bounded = not data.query_expansion.startswith('min')
     task = LateInteraction(head, temperature=data.temperature,
-                           query_length=data.query_length,
+                           query_length=data.query_length if is_bounded else config.max_len,
                            distills=bool(data.scores_column))
     return cls(task, labels=entries(data.width))
 
   def features(self, examples, tokenizer, config, **_):
     """Makes the inputs of a query and its documents; token targets are what counts."""
-    layout = layout_of(config.data, config.max_len)
-    make = functools.partial(layout.inputs, tokenizer=tokenizer, longest=config.max_len)
-    queries = zip(*make([e.texts[0] for e in examples], role=QUERY))
-    documents = zip(*make([text for e in examples for text in e.texts[1:]], role=DOCUMENT))
+    of_role = {QUERY: [text for e in examples for text in e.texts[:1]],
+               DOCUMENT: [text for e in examples for text in e.texts[1:]]}
+    queries, documents = (
+        zip(*inputs_of(config.data).make(
+            [(config.data[f'{role}_prompt'] + text,) for text in texts], tokenizer, role,
+            config.max_len))
+        for role, texts in of_role.items())
     inputs, counts = zip(*(x for e in examples for x in (
         next(queries), *(next(documents) for _ in e.texts[1:]))))
     owners = np.repeat(np.arange(len(examples)), [len(e.texts) for e in examples])
@@ -233,26 +237,6 @@ class LateFiles(sentence_embedding.EmbeddingFiles):
 def entries(width: int) -> tuple[str, ...]:
   """Names the entries of a vector, the outputs of the head."""
   return tuple(map(str, range(width)))
-
-
-def with_projection(model: Any) -> Any:
-  """Moves the projection of a `Pretrained` from its layout to its parameters."""
-  kernel = model.sentence.projection
-  if kernel is None:  # the folder leaves the hidden states as they are
-    kernel = np.eye(model.config.hidden_size, dtype=np.float32)
-  params = {**model.params['params'], 'projection': {'kernel': kernel}}
-  return dataclasses.replace(
-      model, params={'params': params}, task=LateKind.name, labels=entries(kernel.shape[1]),
-      sentence=dataclasses.replace(model.sentence, projection=None))
-
-
-def without_projection(model: Any) -> Any:
-  """Moves the projection of a `Pretrained` from its parameters to its layout."""
-  params = dict(model.params['params'])
-  kernel = np.asarray(params.pop('projection')['kernel'])
-  return dataclasses.replace(
-      model, params={'params': params}, task='', labels=(),
-      sentence=dataclasses.replace(model.sentence, projection=kernel))
 
 
 class LateKind(task_kind.TaskKind):
@@ -277,18 +261,28 @@ class LateKind(task_kind.TaskKind):
 
     `options.prompt` is query for the vectors of queries, else a text is a document.
     """
+    texts = {QUERY: [], DOCUMENT: []}
+    for example in examples:
+      documents = example.get('documents')
+      require(documents is None or isinstance(documents, list)
+              and all(isinstance(x, str) for x in documents),
+              "'documents' must be a list of texts")
+      is_query = options.prompt == QUERY or documents is not None
+      texts[QUERY if is_query else DOCUMENT].append(example['text'])
+      texts[DOCUMENT] += documents or []
+    # The texts of all examples share batches.
+    of_role = {role: iter(vectors(bert, some, role)) for role, some in texts.items()}
     answers = []
     for example in examples:
-      text, documents = example['text'], example.get('documents')
+      documents = example.get('documents')
       if documents is None:
         role = QUERY if options.prompt == QUERY else DOCUMENT
-        answers.append({'vectors': vectors(bert, [text], role)[0].tolist()})
-        continue
-      require(isinstance(documents, list) and all(isinstance(x, str) for x in documents),
-              "'documents' must be a list of texts")
-      scores = max_sims(vectors(bert, [text], QUERY), vectors(bert, documents, DOCUMENT))[0]
-      answers.append({'ranking': [{'document': int(i), 'score': float(scores[i])}
-                                  for i in np.argsort(-scores, kind='stable')]})
+        answers.append({'vectors': next(of_role[role]).tolist()})
+      else:
+        query, own = next(of_role[QUERY]), [next(of_role[DOCUMENT]) for _ in documents]
+        scores = max_sims([query], own)[0]
+        answers.append({'ranking': [{'document': int(i), 'score': float(scores[i])}
+                                    for i in np.argsort(-scores, kind='stable')]})
     return answers
 
 
@@ -299,7 +293,7 @@ def vectors(bert: task_kind.TrainedModel, texts: Sequence[str],
   Args:
     bert: a model of late interaction.
     texts: queries or documents; a text that is too long loses its end.
-    role: `late_layout.QUERY` or `DOCUMENT`.
+    role: `late_inputs.QUERY` or `DOCUMENT`.
 
   Raises:
     UserError: another model.
@@ -338,6 +332,6 @@ def max_sims(queries: Sequence[np.ndarray], documents: Sequence[np.ndarray]) -> 
     some = _padded(queries[first:first + size], min(size, len(queries)))
     for at in np.split(order, range(size, len(order), size)):
       block = _padded([documents[i] for i in at], min(size, len(documents)))
-      found = np.asarray(_max_sims(*some, *block))
-      scores[first:first + size, at] = found[:len(queries) - first, :len(at)]
+      of_block = np.asarray(_max_sims(*some, *block))
+      scores[first:first + size, at] = of_block[:len(queries) - first, :len(at)]
   return scores

@@ -18,10 +18,10 @@ import torch
 import transformers
 
 import bert_jax
+from bert_jax.data.late_inputs import DOCUMENT, QUERY
 from bert_jax.errors import Failed, UserError
 from bert_jax.inference import predictions
 from bert_jax.interop import conversion
-from bert_jax.interop.late_layout import DOCUMENT, QUERY
 from bert_jax.tasks import late_interaction
 from tests.interop import test_family, torch_bert
 
@@ -83,9 +83,9 @@ def make(folder, encoder, width, name='fixed', **options) -> str:
 
 def theirs(folder):
   model = MultiVectorEncoder(str(folder), device='cpu')
-  found = [encode(texts, show_progress_bar=False) for encode, texts in (
+  vectors = [encode(texts, show_progress_bar=False) for encode, texts in (
       (model.encode_query, QUERIES), (model.encode_document, DOCUMENTS))]
-  return [[x.numpy() for x in of_role] for of_role in found], model.similarity(*found).numpy()
+  return [[x.numpy() for x in of_role] for of_role in vectors], model.similarity(*vectors).numpy()
 
 
 def compare(bert, folder):
@@ -217,6 +217,8 @@ def test_mistakes(tmp_path, encoders):
   refused("query_expansion='other' is unknown: use none, fixed, min",
           lambda: setting('sentence_bert_config.json',
                           query_expansion={'strategy': 'other', 'length': 8}))
+  refused('a length is needed', lambda: setting('sentence_bert_config.json',
+                                                query_expansion={'strategy': 'fixed'}))
   refused('bert_jax expands with .MASK.', lambda: setting(
       'sentence_bert_config.json',
       query_expansion={'strategy': 'fixed', 'token': 'w1', 'length': 8}))

@@ -15,12 +15,13 @@ import torch
 import bert_jax
 from bert_jax import config as config_lib
 from bert_jax.data.inputs import Input
+from bert_jax.data.late_inputs import DOCUMENT, QUERY, LateInputs
 from bert_jax.errors import UserError
 from bert_jax.evaluation import retrieval
 from bert_jax.inference import forward
 from bert_jax.interop import conversion
-from bert_jax.interop.late_layout import DOCUMENT, QUERY, LateLayout
 from bert_jax.labelled import packed_examples
+from bert_jax.model.bert_config import BertConfig
 from bert_jax.runs import run
 from bert_jax.tasks import late_interaction
 from bert_jax.tasks.late_interaction import LateInteraction
@@ -33,14 +34,14 @@ WIDTH = 8
 def packed(rng, targets=None):
   """5 queries of up to 12 tokens with 3 documents each; some tokens do not count."""
   tokenizer = made_tasks.tokenizer()
-  layout = LateLayout(expansion='fixed', expanded=12, skipped=('.', '?'))
+  layout = LateInputs(expansion='fixed', expanded=12, skipped=('.', '?'))
 
   def texts(count):
-    return [' '.join(rng.choice([*made_tasks.WORDS, '.', '?'], rng.integers(1, 18)))
+    return [(' '.join(rng.choice([*made_tasks.WORDS, '.', '?'], rng.integers(1, 18))),)
             for _ in range(count)]
 
-  queries = layout.inputs(texts(5), tokenizer, QUERY, 24)
-  documents = layout.inputs(texts(15), tokenizer, DOCUMENT, 24)
+  queries = layout.make(texts(5), tokenizer, QUERY, 24)
+  documents = layout.make(texts(15), tokenizer, DOCUMENT, 24)
   inputs, counts = ([x for e in range(5) for x in (of_query[e], *of_document[3 * e:3 * e + 3])]
                     for of_query, of_document in zip(queries, documents))
   features = packed_examples.Features(inputs, np.repeat(np.arange(5), 4), targets,
@@ -105,8 +106,8 @@ def test_max_sim_by_hand():
 
 def test_hidden_tokens_see_and_are_not_seen(tmp_path):
   bert = bert_jax.from_pretrained(made_tasks.model(tmp_path))
-  texts = ['w1 w2', 'w3']
-  inputs, _ = LateLayout(expansion='fixed', expanded=9).inputs(texts, bert.tokenizer, QUERY, 64)
+  texts = [('w1 w2',), ('w3',)]
+  inputs, _ = LateInputs(expansion='fixed', expanded=9).make(texts, bert.tokenizer, QUERY, 64)
 
   def states(inputs):
     run = functools.partial(forward.hidden_states, bert.config, layers=(-1,))
@@ -182,6 +183,15 @@ def test_scores_of_a_teacher(tmp_path):
       list(files.read(str(path), config.data, 'train', []))
 
 
+def test_a_long_query_is_read_to_its_end(tmp_path):
+  config = config_of(tmp_path, **{'data.query_expansion': 'min'})
+  for expansion, length in (('min', 24), ('min_visible', 24), ('fixed', 12), ('none', 12)):
+    config.data.query_expansion = expansion
+    config.model.update({name: value for name, value in vars(BertConfig()).items()
+                         if config.model.get(name) is None})
+    assert late_interaction.LateFiles.make(config, [], []).task.query_length == length
+
+
 @pytest.mark.parametrize(('fields', 'message'), [
     ({'data.query_length': 30}, 'data.query_length=30 is above max_len=24'),
     ({'data.text_pair_column': ''}, 'data.negative_column=contrary needs data.text_pair_column'),
@@ -215,10 +225,10 @@ def test_retrieval_ranks_by_max_sim(tmp_path):
   theirs = MultiVectorEncoder(folder, device='cpu')
   scores = theirs.similarity(theirs.encode_query([text for _, text in queries]),
                              theirs.encode_document(texts)).numpy()
-  found = report.further[retrieval.RUN].splitlines()
-  assert len(found) == 5 * 60
+  hits = report.further[retrieval.RUN].splitlines()
+  assert len(hits) == 5 * 60
   for i in range(5):
-    mine = [line.split() for line in found if line.startswith(f'q{i} ')]
+    mine = [line.split() for line in hits if line.startswith(f'q{i} ')]
     assert [name for _, _, name, *_ in mine] == [f'd{j}' for j in np.argsort(-scores[i])]
     np.testing.assert_allclose([float(x[4]) for x in mine], np.sort(scores[i])[::-1], rtol=1e-5)
   with pytest.raises(UserError, match='--precision has no effect here: a model of late inter'):
