@@ -17,13 +17,12 @@ from ml_collections import ConfigDict, config_dict
 
 from bert_jax import config_fields
 from bert_jax.config_fields import Field, Table, one_of
-from bert_jax.data import tokens
 from bert_jax.data.late_inputs import HIDING
 from bert_jax.data.phases import MOST_STEPS, Phase
 from bert_jax.errors import UserError, require, require_choice
 from bert_jax.fields import finetuning_fields, pretraining_fields, run_fields
 from bert_jax.fields.run_fields import LENGTHS, phases_of
-from bert_jax.model import architectures
+from bert_jax.model import architectures, attention_kernels
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.objectives import objectives
 from bert_jax.parallel import mesh as mesh_lib
@@ -76,10 +75,10 @@ bert_config = architectures.make_config  # from the group `model`
 
 
 def special_rows(config: ConfigDict) -> str:
-  """Returns the `Tokens.special` of the rows of a run."""
+  """Returns what no attention kernel computes in the rows of a run; '' = nothing."""
   if config.task == 'pretrain':
-    return tokens.CAUSAL if config.masking.causal_rows else ''
-  return tokens.HIDDEN if config.data.get('query_expansion') in HIDING else ''
+    return attention_kernels.CAUSAL if config.masking.causal_rows else ''
+  return attention_kernels.HIDDEN if config.data.get('query_expansion') in HIDING else ''
 
 
 def fields(task: str, size: str | BertConfig = 'base') -> Table:

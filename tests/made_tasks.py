@@ -68,11 +68,16 @@ def with_head(folder: pathlib.Path, task: str, labels: tuple[str, ...],
   return str(folder)
 
 
+def late_layout_of(width: int) -> LateLayout:
+  """A layout with a random projection to 8, and queries of 8 tokens."""
+  kernel = np.random.default_rng(0).normal(size=(width, 8)).astype(np.float32)
+  return LateLayout(LateInputs(expansion='fixed', expanded=8), max_len=32, projection=kernel)
+
+
 def late(folder: pathlib.Path) -> str:
   """A folder of a MultiVectorEncoder, with a random projection to 8."""
   encoder = huggingface.load(epath.Path(model(folder.parent / f'{folder.name}-encoder')))
-  kernel = np.random.default_rng(0).normal(size=(32, 8)).astype(np.float32)
-  layout = LateLayout(LateInputs(expansion='fixed', expanded=8), max_len=32, projection=kernel)
+  layout = late_layout_of(32)
   made = late_layout.with_projection(dataclasses.replace(encoder, sentence=layout))
   sentence_transformers.save(made, epath.Path(folder))
   return str(folder)

@@ -4,9 +4,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-# Rows with a visibility that no attention kernel computes.
-CAUSAL = 'causal rows (masking.causal_rows)'
-HIDDEN = 'tokens that no other token sees (data.query_expansion)'
 
 class Tokens(NamedTuple):
   """Rows of tokens; each row has one or more texts, or pairs of texts: [B, L] int32.
@@ -24,10 +21,3 @@ class Tokens(NamedTuple):
   # [B, L] bool: no other token sees this one, but it sees its text: the [MASK] tokens that
   # expand a query of ColBERT. None = all tokens are visible.
   hidden: np.ndarray | None = None
-
-  @property
-  def special(self) -> str:
-    """HIDDEN or CAUSAL; '' = neither."""
-    if self.hidden is not None:
-      return HIDDEN
-    return '' if self.causal is None else CAUSAL

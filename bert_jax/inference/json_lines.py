@@ -102,7 +102,7 @@ def identity(model: Pretrained) -> str:
       hashed.update(name.encode() + content)
   # The values, not the path: the same weights may lie in another folder.
   for x in jax.tree.leaves(model.params):
-    hashed.update(np.ascontiguousarray(x))
+    hashed.update(np.ascontiguousarray(x).data)
   return hashed.hexdigest()
 
 

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from bert_jax.data.tokens import Tokens
 from bert_jax.errors import require, require_choice
 from bert_jax.model.attention import Attend, Dropout, Heads
 from bert_jax.model.bert_config import BertConfig
@@ -111,6 +112,9 @@ ALL = {'fused': Kernel(_fused_obstacle, _fused, ('tpu',), drops=True, slow_on=('
        'splash': Kernel(_splash_obstacle, splash, ('tpu',), slow_on=('cpu',), shortest=512),
        'cudnn': Kernel(_cudnn_obstacle, cudnn, ('gpu', 'cuda'), shortest=512)}
 CHOICES = ('auto', 'xla', *ALL)  # of `model.attention`
+# Rows with a visibility that no kernel computes.
+CAUSAL = 'causal rows (masking.causal_rows)'
+HIDDEN = 'tokens that no other token sees (data.query_expansion)'
 
 
 def _obstacle(config: BertConfig, name: str, length: int, platform: str,
@@ -141,7 +145,7 @@ def choose_path(config: BertConfig, length: int, platform: str = '',
     config: its `attention` is auto or names a path.
     length: L.
     platform: the platform of the devices; '' = the platform of the current trace.
-    special: `Tokens.special` of the rows.
+    special: CAUSAL or HIDDEN, if the rows are such; '' = neither.
 
   Returns:
     (xla or the name of a kernel; the reason).
@@ -165,9 +169,11 @@ def choose_path(config: BertConfig, length: int, platform: str = '',
   return 'xla', obstacle
 
 
-def choose(config: BertConfig, length: int, special: str = '') -> Attend:
-  """Chooses like `choose_path`, for the platform of the trace; raises UserError."""
-  name, _ = choose_path(config, length, special=special)
+def choose(config: BertConfig, tokens: Tokens) -> Attend:
+  """Chooses like `choose_path`, for rows on the platform of the trace; raises UserError."""
+  special = CAUSAL if tokens.causal is not None else ''
+  special = HIDDEN if tokens.hidden is not None else special
+  name, _ = choose_path(config, tokens.ids.shape[1], special=special)
   return Attend(ALL[name].attend if name in ALL else None)
 
 

@@ -159,8 +159,7 @@ class Encoder(nn.Module):
     """Returns the hidden states of the last layer, [B, L, D] in the activation dtype."""
     # The rows of `init_tokens` are too short for every kernel.
     attend = (Attend() if self.is_initializing()
-              else attention_kernels.choose(self.config, tokens.ids.shape[1],
-                                            tokens.special))
+              else attention_kernels.choose(self.config, tokens))
     return self._run(tokens, attend, deterministic)[0]
 
   def states(self, tokens: Tokens) -> States:

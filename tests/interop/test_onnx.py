@@ -37,14 +37,14 @@ LABELS = {'sequence_classification': ('no', 'yes', 'maybe'), 'question_answering
 KINDS = ('encoder', 'masked_lm', 'embedder', 'sparse', 'reranker', *LABELS)
 
 
-def make(member: str, kind: str) -> Pretrained:
+def make(member: str, kind: str, **sizes) -> Pretrained:
   """A random model; all parameters are away from 0 and 1."""
   tokenizer, rng = made_tasks.tokenizer(), np.random.default_rng(0)
   if member in ('mpnet', 'roberta', 'xlm-roberta', 'camembert'):  # their [PAD] has the id 1
     pad, unknown, *others = tokenizer.vocab
     tokenizer = older.wordpiece([unknown, pad, *others])
   config = architectures.ALL[member].config(
-      architecture=member, vocab_size=tokenizer.vocab_size, **{**SIZES, **OWN.get(member, {})})
+      architecture=member, vocab_size=tokenizer.vocab_size, **{**SIZES, **OWN.get(member, {}), **sizes})
   task = {'reranker': 'sequence_classification'}.get(kind, kind if kind in LABELS else '')
   labels = ('score',) if kind == 'reranker' else LABELS.get(kind, ())
   pooler = () if config.pooler_is_shared or member in ('distilbert', 'electra') else ('pooler',)
