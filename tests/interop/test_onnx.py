@@ -44,7 +44,8 @@ def make(member: str, kind: str, **sizes) -> Pretrained:
     pad, unknown, *others = tokenizer.vocab
     tokenizer = older.wordpiece([unknown, pad, *others])
   config = architectures.ALL[member].config(
-      architecture=member, vocab_size=tokenizer.vocab_size, **{**SIZES, **OWN.get(member, {}), **sizes})
+      architecture=member, vocab_size=tokenizer.vocab_size,
+      **{**SIZES, **OWN.get(member, {}), **sizes})
   task = {'reranker': 'sequence_classification'}.get(kind, kind if kind in LABELS else '')
   labels = ('score',) if kind == 'reranker' else LABELS.get(kind, ())
   pooler = () if config.pooler_is_shared or member in ('distilbert', 'electra') else ('pooler',)
