@@ -21,6 +21,7 @@ from bert_jax.tasks import late_interaction, metrics, reranking
 
 RUN, RERANKED = '.run', '.reranked.run'  # suffixes of the files next to the report
 _DEPTH = 100  # scored documents of a query
+_QUANTIZED_AT_ONCE = 1 << 16  # vectors
 _DOCUMENTS_AT_ONCE = 1024  # whose vectors of tokens are in memory
 _QUERIES_AT_ONCE = 16  # of the reranker: a kill loses the scores of at most this many
 
@@ -50,7 +51,12 @@ def _shorten(path: epath.Path, precision: str) -> tuple[epath.Path, search.Resto
   vectors = np.load(_files(path)[0], mmap_mode='r')
   ranges = short_vectors.ranges_of(vectors)
   short = path.with_suffix(f'.corpus.{precision}.npy')
-  np.save(short, short_vectors.quantize(vectors, precision, ranges))
+  width = short_vectors.quantize(vectors[:1], precision, ranges).shape[1]
+  file = np.lib.format.open_memmap(short, 'w+', np.int8, (len(vectors), width))
+  for first in range(0, len(vectors), _QUANTIZED_AT_ONCE):
+    part = slice(first, first + _QUANTIZED_AT_ONCE)
+    file[part] = short_vectors.quantize(vectors[part], precision, ranges)
+  file.flush()
   return short, short_vectors.restorer(precision, ranges)
 
 
@@ -166,6 +172,7 @@ def evaluate(bert: Bert, source: str, path: epath.Path, *, split: str = 'test',
   if isinstance(bert.model.sentence, LateLayout):
     run = _search_late(bert, corpus, queries)
   else:
+    short_vectors.check(precision, bert.embed([], pooling, max_len=max_len).shape[1])
     _embed(bert, corpus, queries, path, pooling=pooling, max_len=max_len)
     run = _search(corpus, queries, path)
   rows = [['search', *scores(run, qrels).values()]]

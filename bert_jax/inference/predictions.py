@@ -153,7 +153,8 @@ def predict(task: LinePrediction, bert: Bert, source: BinaryIO, name: str,
   return json_lines.Done(count, errors)
 
 
-def _load(task: str, model: str, options: Options, **checkpoint) -> Bert:
+def _load(task: str, model: str, options: Options, precision: str,
+          **checkpoint) -> Bert:
   """Loads the model; raises UserError if it does not support the task or the options."""
   require_flag('task', task, TASKS)
   require(bool(model),
@@ -173,6 +174,9 @@ def _load(task: str, model: str, options: Options, **checkpoint) -> Bert:
     task_list.ALL[task].head_of(bert)
   else:
     TASKS[task].answer(bert, [], options)
+  if precision == 'binary':
+    width = bert.embed([], options.pooling, layers=options.layers, dim=options.dim).shape[1]
+    short_vectors.check(precision, width)
   return bert
 
 
@@ -235,7 +239,7 @@ def run(task: str | None, model: str | None, source: str | None, output: str | N
   require(precision == 'float32' or as_array,
           f'--precision={precision} has no effect here: it is for --output=FILE.npy or '
           '.safetensors')
-  bert = _load(task, model, options, **checkpoint)
+  bert = _load(task, model, options, precision, **checkpoint)
   name, path = source or 'standard input', epath.Path(output)
   if source:
     storage.check('--input', source)

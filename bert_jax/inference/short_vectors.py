@@ -13,6 +13,12 @@ from bert_jax.errors import require
 PRECISIONS = ('float32', 'int8', 'binary')
 
 
+def check(precision: str, width: int):
+  """Raises UserError if vectors of this width do not fit."""
+  require(precision != 'binary' or width % 8 == 0,
+          f'--precision=binary packs eight entries into a byte: vectors of {width} do not fit')
+
+
 def ranges_of(vectors: np.ndarray) -> np.ndarray:
   """Returns the smallest and the largest value of each entry: [n, D] -> [2, D]."""
   return np.stack([vectors.min(axis=0), vectors.max(axis=0)])
@@ -33,9 +39,6 @@ def quantize(vectors: np.ndarray, precision: str,
   if precision == 'float32':
     return vectors
   if precision == 'binary':
-    require(vectors.shape[1] % 8 == 0,
-            f'--precision=binary packs eight entries into a byte: vectors of '
-            f'{vectors.shape[1]} do not fit')
     return (np.packbits(vectors > 0, axis=-1).astype(np.int16) - 128).astype(np.int8)
   assert ranges is not None, precision
   low, high = ranges

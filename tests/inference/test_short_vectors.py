@@ -51,7 +51,7 @@ def test_a_search_reads_short_vectors(precision, least, tmp_path):
   scores = queries @ restore(np.load(tmp_path / 'short.npy')).T
   np.testing.assert_allclose(hits.scores, -np.sort(-scores, axis=1)[:, :10], atol=1e-5)
   whole = search.search(queries, tmp_path / 'whole.npy', 10)
-  kept = np.mean([len({*a} & {*b}) / 10 for a, b in zip(hits.index, whole.index)])
+  kept = np.mean([len({*a} & {*b}) / 10 for a, b in zip(hits.numbers, whole.numbers)])
   assert least <= kept <= 1
   with pytest.raises(UserError, match='short.npy holds int8.*: vectors .* of float32 or float16'):
     search.search(queries, tmp_path / 'short.npy', 10)
@@ -106,4 +106,5 @@ def test_mistakes(model, tmp_path):
     with pytest.raises(UserError, match=message):
       predictions.run('embed', model, source, str(tmp_path / output), precision=precision)
   with pytest.raises(UserError, match='packs eight entries into a byte: vectors of 12 do not fit'):
-    short_vectors.quantize(VECTORS[:, :12], 'binary')
+    predictions.run('embed', model, source, str(tmp_path / 'x.npy'), predictions.Options(dim=12),
+                    precision='binary')
