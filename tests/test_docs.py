@@ -169,7 +169,7 @@ def test_command(line, run, workdir, tmp_path, corpus_file, fine_tuned):
   if 'bert_jax.evaluate' in line or 'speedrun.sh' in line:
     line = evaluation(line, tmp_path, corpus_file)
   line = line.replace('=5e-5,3e-5', '=5e-5').replace('seed=0,1,2', 'seed=0')
-  if re.search(r'configs/(sequence_|token_|question_|multiple_|reranking)', line):
+  if re.search(r'configs/(sequence_|token_|question_|multiple_|reranking|sentence_)', line):
     line = finetuning(line, workdir, tmp_path)
   elif 'bert_jax.plan' in line:
     line = line.replace('v5e:4x4', 'local') + " --config.model.num_layers=1 --config.phases='()'"
