@@ -124,6 +124,7 @@ def fine_tuned(tmp_path_factory):
                              ('reranker', 'sequence_classification', ('score',))):
     workdirs[f'runs/{name}'] = made_tasks.with_head(folder / name, task, labels)
   workdirs['runs/late'] = made_tasks.late(folder / 'late')
+  workdirs['runs/embedder'] = made_tasks.model(folder / 'embedder')
   return workdirs
 
 
