@@ -57,7 +57,7 @@ def _config(name: str, model: Pretrained, kind: type[task_kind.TaskKind],
   # --fields take precedence over both.
   data = finetuning_data.replaced(config.data, replaced, '--fields')
   config = changed(config, {f'data.{field}': value for field, value in data.items()})
-  config = changed(config, initial.unset_pooling(config, {}, model))
+  config = changed(config, initial.unset_layout(config, {}, model))
   config_lib.check_values(config)
   kind.files.check(config)
   return config

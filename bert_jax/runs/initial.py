@@ -144,8 +144,8 @@ def unset_sizes(config: ConfigDict, sizes: Mapping[str, Any]) -> dict[str, Any]:
           if config.model.get(name) is None}
 
 
-def unset_pooling(config: ConfigDict, run_json: Mapping[str, Any],
-                  model: Pretrained | None) -> dict[str, str]:
+def _unset_pooling(config: ConfigDict, run_json: Mapping[str, Any],
+                   model: Pretrained | None) -> dict[str, str]:
   """data.pooling, if the config leaves it to the model: the model's own, else the mean.
 
   A resumed run takes it from its run.json.
@@ -177,9 +177,19 @@ def unset_pooling(config: ConfigDict, run_json: Mapping[str, Any],
   return {'data.pooling': own.pooling[0]}
 
 
-def unset_late(config: ConfigDict, run_json: Mapping[str, Any],
-               model: Pretrained | None) -> dict[str, Any]:
-  """The fields of late interaction that the config leaves to the model."""
+def unset_layout(config: ConfigDict, run_json: Mapping[str, Any],
+                 model: Pretrained | None) -> dict[str, Any]:
+  """The fields about the layout that the config leaves to the model.
+
+  A resumed run takes them from its run.json. Raises UserError if a run has no field for a
+  part of the layout.
+  """
+  return {**_unset_pooling(config, run_json, model), **_unset_late(config, run_json, model)}
+
+
+def _unset_late(config: ConfigDict, run_json: Mapping[str, Any],
+                model: Pretrained | None) -> dict[str, Any]:
+  """The fields of late interaction."""
   if config.task != late_interaction.LateKind.name:
     return {}
   earlier = run_json['config']['data'] if run_json else {}

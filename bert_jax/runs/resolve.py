@@ -108,8 +108,7 @@ def with_model(config: ConfigDict, mesh: Mesh, run_json: Mapping[str, Any] = {},
   model = initial.load(config) if config.init_from and not has_started else None
   config = changed(
       config, initial.unset_sizes(config, vars(model.config) if model else {}))
-  config = changed(config, initial.unset_pooling(config, run_json, model))
-  config = changed(config, initial.unset_late(config, run_json, model))
+  config = changed(config, initial.unset_layout(config, run_json, model))
   initial.check_named(config, has_started)
   config_lib.check_sizes(config, mesh)
   return config, model

@@ -249,7 +249,7 @@ def test_a_pickle_is_not_read(tmp_path, encoder):
   folder = made(tmp_path / 'model', encoder, dense(torch.nn.Tanh()))
   (tmp_path / 'model/2_Dense/model.safetensors').rename(
       tmp_path / 'model/2_Dense/pytorch_model.bin')
-  with pytest.raises(UserError, match='2_Dense lacks model.safetensors: SentenceTransformer'):
+  with pytest.raises(UserError, match='2_Dense lacks model.safetensors: save_pretrained'):
     load_lib.load(folder)
 
 
@@ -292,7 +292,7 @@ def test_a_run_takes_the_pooling_of_its_start_and_its_workdir_is_written(tmp_pat
 def test_a_start_that_pools_twice_is_refused_and_a_dense_layer_left_out(tmp_path, encoder, capsys):
   c = config(tmp_path, made(tmp_path / 'two', encoder, pooling=('cls', 'mean')))
   with pytest.raises(UserError, match='concatenates cls and mean'):
-    initial.unset_pooling(c, {}, load_lib.load(c.init_from))
+    initial.unset_layout(c, {}, load_lib.load(c.init_from))
   c.init_from = made(tmp_path / 'dense', encoder, dense(torch.nn.Tanh()))
-  fields = initial.unset_pooling(c, {}, load_lib.load(c.init_from))
+  fields = initial.unset_layout(c, {}, load_lib.load(c.init_from))
   assert fields == {'data.pooling': 'mean'} and 'Dense of' in capsys.readouterr().out

@@ -116,10 +116,10 @@ def test_a_run_and_an_evaluation_refuse_another_pooling_than_theirs(tmp_path, en
   config = config_lib.finetuning('sparse_embedding')
   config.init_from = made(tmp_path / 'sum', encoder, pooling='sum')
   with pytest.raises(UserError, match='pools the sum of relu.*convert --to=huggingface'):
-    initial.unset_pooling(config, {}, load_lib.load(config.init_from))
+    initial.unset_layout(config, {}, load_lib.load(config.init_from))
   conversion.convert(config.init_from, str(tmp_path / 'mlm'), 'huggingface')
   config.init_from = str(tmp_path / 'mlm')
-  assert initial.unset_pooling(config, {}, load_lib.load(config.init_from)) == {}
+  assert initial.unset_layout(config, {}, load_lib.load(config.init_from)) == {}
 
 
 def test_an_older_start_with_more_heads(tmp_path):
