@@ -2,9 +2,9 @@
 
   python -m benchmarks.inference --model=MODEL --text='corpus/*.txt.gz' --rounds=5
 
-MODEL is a folder of sentence-transformers. Four processes embed the same texts in turns, and
-the medians count: bert_jax, sentence-transformers in PyTorch, and onnxruntime with the files
-of `convert --to=onnx --quantize=int8`. The last three sort the texts by length, pad batches,
+MODEL is a folder of sentence-transformers. Five processes embed the same texts in turns, and
+the medians count: bert_jax in float32 and in bfloat16, sentence-transformers in PyTorch, and
+onnxruntime with the files of `convert --to=onnx --quantize=int8`. The last three sort the texts by length, pad batches,
 and use the fastest of the given batch sizes. The short texts are sentences of mixed length,
 the long ones as many sentences as fill the model's longest input. Needs torch,
 sentence-transformers, onnx and onnxruntime.
@@ -28,8 +28,8 @@ from bert_jax.data import corpus
 
 _MODEL = flags.DEFINE_string('model', None, 'Folder of sentence-transformers.', required=True)
 _TEXT = flags.DEFINE_string('text', None, 'Glob of text files.', required=True)
-_SHORT = flags.DEFINE_integer('short', 10_000, 'Short texts.')
-_LONG = flags.DEFINE_integer('long', 1_000, 'Long texts.')
+_SHORT = flags.DEFINE_integer('short', 10_000, 'Short texts; 0 = none.')
+_LONG = flags.DEFINE_integer('long', 1_000, 'Long texts; 0 = none.')
 _ROUNDS = flags.DEFINE_integer('rounds', 5, 'Turns of each side.')
 _BATCHES = flags.DEFINE_multi_integer('batch', [8, 16, 32, 64, 128], 'Batch sizes to try.')
 # The flags of a process of one side.
@@ -37,8 +37,8 @@ _SIDE = flags.DEFINE_string('side', None, 'Internal: the side of this process.')
 _KIND = flags.DEFINE_string('kind', None, 'Internal: short or long.')
 _FOLDER = flags.DEFINE_string('folder', None, 'Internal: ONNX files, and vectors of each side.')
 
-SIDES = {'bert_jax': 'bert_jax', 'torch': 'sentence-transformers',
-         'onnx': 'onnxruntime, float32', 'int8': 'onnxruntime, int8'}
+SIDES = {'bert_jax': 'bert_jax, float32', 'bfloat16': 'bert_jax, bfloat16',
+         'torch': 'sentence-transformers', 'onnx': 'onnxruntime, float32', 'int8': 'onnxruntime, int8'}
 _WORDS = 250  # of a long text: more than 256 tokens
 _TRIED = 1_000  # texts for each batch size
 
@@ -63,7 +63,8 @@ def _texts() -> list[str]:
 
 def _bert_jax() -> Embed:
   import bert_jax
-  return bert_jax.from_pretrained(_MODEL.value).embed
+  dtype = 'bfloat16' if _SIDE.value == 'bfloat16' else 'float32'
+  return bert_jax.from_pretrained(_MODEL.value, dtype=dtype).embed
 
 
 def _torch(batch: int) -> Embed:
@@ -159,7 +160,7 @@ def _measure(kind: str, folder: str):
   for name, title in SIDES.items():
     side = sides[name]
     other = vectors[name] / np.linalg.norm(vectors[name], axis=1, keepdims=True)
-    ratio = np.median(np.divide(side.seconds, sides['bert_jax'].seconds))
+    ratio = np.median(np.divide(sides['torch'].seconds, side.seconds))
     print(f'| {count:,} {kind} | {title} | {side.versions} | {side.tokens_per_second:.0f} | '
           f'{ratio:.2f} | {np.sum(ours * other, 1).min():.6f} |', flush=True)
     side.close()
@@ -173,10 +174,11 @@ def main(_):
   with tempfile.TemporaryDirectory() as folder:
     subprocess.run([sys.executable, '-m', 'bert_jax.convert', f'--input={_MODEL.value}',
                     f'--output={folder}', '--to=onnx', '--quantize=int8'], check=True)
-    print('| texts | side | batch | texts per second | ours is faster by | smallest cosine |')
+    print('| texts | side | batch | texts per second | times PyTorch | smallest cosine |')
     print('| --- | --- | --- | --- | --- | --- |')
-    for kind in ('short', 'long'):
-      _measure(kind, folder)
+    for kind, count in (('short', _SHORT.value), ('long', _LONG.value)):
+      if count:
+        _measure(kind, folder)
 
 
 if __name__ == '__main__':

@@ -17,19 +17,21 @@ __version__ = '0.1.0'  # pyproject.toml reads it here
 
 
 def from_pretrained(directory: str, step: int | None = None,
-                    allow_older: bool = False) -> Bert:
+                    allow_older: bool = False, dtype: str | None = None) -> Bert:
   """Loads a trained model.
 
   Args:
     directory: a workdir, a checkpoint of bert_jax, a Hugging Face folder or hub name.
     step: the step of a checkpoint in a workdir; None = the best one, else the newest.
     allow_older: if this checkpoint is damaged, take the next intact one.
+    dtype: of the products: float32, bfloat16, or auto = bfloat16 where the device is
+      fastest with it; None = as the model was trained, float32 for published ones.
 
   Raises:
     UserError: `directory` has no intact model.
   """
   from bert_jax.inference import bert
-  return bert.load(directory, step, allow_older)
+  return bert.load(directory, step, allow_older, dtype)
 
 
 def train(config: str | ConfigDict, workdir: str,

@@ -50,6 +50,10 @@ _STRICT = flags.DEFINE_bool(
     '{"error": ...}, and the command ends with status 1 after all other lines.')
 
 # {flag: the tasks that use it}
+_DTYPE = flags.DEFINE_string(
+    'dtype', None,
+    'Of the products: float32, bfloat16, or auto, which is bfloat16 where the device is '
+    "fastest with it; by default the model's own.")
 _USED_BY = dict.fromkeys(('pooling', 'normalize', 'layers', 'max_len', 'dim',
                          'precision'), ('embed',)) | {
     'prompt': ('embed', 'late_interaction', 'reranking', 'sequence_classification',
@@ -73,7 +77,8 @@ def _main(argv: list[str]):
   with storage.exclusive('--output', _OUTPUT.value, _INPUT.value, overwrite=overwrite):
     predictions.run(_TASK.value, _MODEL.value, _INPUT.value, _OUTPUT.value, options,
                     _STRICT.value, _PRECISION.value, step=checkpoint_flags.STEP.value,
-                    allow_older=checkpoint_flags.ALLOW_OLDER.value)
+                    allow_older=checkpoint_flags.ALLOW_OLDER.value,
+                    dtype=_DTYPE.value)
 
 
 if __name__ == '__main__':

@@ -1,6 +1,7 @@
 """A trained model for users: vectors of texts, filled masks, next sentences, scores."""
 
 from collections.abc import Sequence
+import dataclasses
 import functools
 from typing import Any, Literal, NamedTuple, overload
 
@@ -15,8 +16,10 @@ from bert_jax.interop import load as load_lib
 from bert_jax.interop.late_layout import LateLayout
 from bert_jax.interop.sentence_layout import DOCUMENT, QUERY, unit
 from bert_jax.model.pooling import POOLINGS, TOKEN_VECTORS, combine_texts
+from bert_jax.runtime import host
 from bert_jax.tasks import late_interaction, reranking
 
+DTYPES = ('float32', 'bfloat16', 'auto')  # of the products
 # Tokens scored at once; each makes a masked copy of its text.
 _SCORED_AT_ONCE = 4096
 
@@ -326,6 +329,14 @@ class Bert(LoadedModel):
     return [of_text.tolist() for of_text in np.split(surprisals, ends[:-1])]
 
 
-def load(directory: str, step: int | None = None, allow_older: bool = False) -> Bert:
-  """Loads a model: see `bert_jax.interop.load`."""
-  return Bert(load_lib.load(directory, step, allow_older))
+def load(directory: str, step: int | None = None, allow_older: bool = False,
+         dtype: str | None = None) -> Bert:
+  """Loads a model: see `bert_jax.interop.load`, and for `dtype` `bert_jax.from_pretrained`."""
+  if dtype is not None:
+    require_choice('dtype', dtype, DTYPES)
+  model = load_lib.load(directory, step, allow_older)
+  if dtype == 'auto':
+    is_fast = jax.default_backend() != 'cpu' or host.has_fast_bfloat16()
+    dtype = 'bfloat16' if is_fast else 'float32'
+  config = dataclasses.replace(model.config, dtype=dtype or model.config.dtype)
+  return Bert(dataclasses.replace(model, config=config))

