@@ -4,10 +4,10 @@
 
 MODEL is a folder of sentence-transformers. Five processes embed the same texts in turns, and
 the medians count: bert_jax in float32 and in bfloat16, sentence-transformers in PyTorch, and
-onnxruntime with the files of `convert --to=onnx --quantize=int8`. The last three sort the texts by length, pad batches,
-and use the fastest of the given batch sizes. The short texts are sentences of mixed length,
-the long ones as many sentences as fill the model's longest input. Needs torch,
-sentence-transformers, onnx and onnxruntime.
+onnxruntime with the files of `convert --to=onnx --quantize=int8`. The last three sort the
+texts by length, pad batches, and use the fastest of the given batch sizes. The short texts
+are sentences of mixed length, the long ones as many sentences as fill the model's longest
+input. Needs torch, sentence-transformers, onnx and onnxruntime.
 """
 
 from collections.abc import Callable
@@ -38,7 +38,8 @@ _KIND = flags.DEFINE_string('kind', None, 'Internal: short or long.')
 _FOLDER = flags.DEFINE_string('folder', None, 'Internal: ONNX files, and vectors of each side.')
 
 SIDES = {'bert_jax': 'bert_jax, float32', 'bfloat16': 'bert_jax, bfloat16',
-         'torch': 'sentence-transformers', 'onnx': 'onnxruntime, float32', 'int8': 'onnxruntime, int8'}
+         'torch': 'sentence-transformers', 'onnx': 'onnxruntime, float32',
+         'int8': 'onnxruntime, int8'}
 _WORDS = 250  # of a long text: more than 256 tokens
 _TRIED = 1_000  # texts for each batch size
 
