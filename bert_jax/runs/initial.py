@@ -195,7 +195,8 @@ def _unset_late(config: ConfigDict, run_json: Mapping[str, Any],
   earlier = run_json['config']['data'] if run_json else {}
   own = model.sentence if model and isinstance(model.sentence, LateLayout) else None
   if not own:
-    return late_interaction.unset_fields(config.data, earlier, None, {}, 0)
+    return late_interaction.unset_fields(config.data, earlier, None, {}, 0,
+                                         config.max_len)
   texts = own.texts
   require((own.normalizes, texts.only, texts.skipped_in) == (True, (), (DOCUMENT,)),
           f'init_from={config.init_from}: a run has no field for its keep_only_token_ids or '
@@ -203,7 +204,7 @@ def _unset_late(config: ConfigDict, run_json: Mapping[str, Any],
   document = own.first_prompt(DOCUMENT_PROMPTS)
   prompts = dict(own.prompts) | {DOCUMENT: own.prompts[document] if document else ''}
   return late_interaction.unset_fields(config.data, earlier, texts, prompts,
-                                       len(model.labels))
+                                       len(model.labels), config.max_len)
 
 
 def check_named(config: ConfigDict, has_started: bool = False):

@@ -143,7 +143,7 @@ def inputs_of(data: Mapping[str, Any]) -> LateInputs:
 
 
 def unset_fields(data: ConfigDict, earlier: Mapping[str, Any], texts: LateInputs | None,
-                 prompts: Mapping[str, str], width: int) -> dict[str, Any]:
+                 prompts: Mapping[str, str], width: int, max_len: int) -> dict[str, Any]:
   """Returns the fields of `data` that the user left to the model `init_from`.
 
   Args:
@@ -152,13 +152,15 @@ def unset_fields(data: ConfigDict, earlier: Mapping[str, Any], texts: LateInputs
     texts: how the model makes its inputs; None = it is no model of late interaction.
     prompts: its prompts by role.
     width: the width of its vectors; 0 = it has none.
+    max_len: the most tokens of an input.
   """
-  texts = texts or LateInputs(expansion='fixed', expanded=32, skipped=PUNCTUATION)
+  texts = texts or LateInputs(expansion='fixed', expanded=min(32, max_len),
+                                skipped=PUNCTUATION)
   values = {'width': width or 128,
             'query_prompt': prompts.get(QUERY, ''),
             'document_prompt': prompts.get(DOCUMENT, ''),
             'query_expansion': texts.expansion,
-            'query_length': texts.expanded or texts.query_length or 32,
+            'query_length': texts.expanded or texts.query_length or min(32, max_len),
             'skipped_words': texts.skipped}
   return {f'data.{name}': earlier.get(name, value) for name, value in values.items()
           if data[name] in (0, _AUTO, (_AUTO,))}
@@ -187,7 +189,7 @@ class LateFiles(sentence_embedding.EmbeddingFiles):
       # none, or how [MASK] fills a short query: fixed = to query_length exactly, min = at
       # least; with _visible the other tokens see them. auto = fixed.
       'data.query_expansion': Field(_AUTO, one_of((_AUTO, *EXPANSIONS))),
-      'data.query_length': Field(0, at_least(0)),  # tokens of a query; 0 = 32
+      'data.query_length': Field(0, at_least(0)),  # tokens of a query; 0 = 32, or max_len
       # Tokens of documents that do not count; () = none, auto = punctuation.
       'data.skipped_words': Field((_AUTO,)),
       'batch_size': 32,

@@ -146,7 +146,7 @@ def test_a_run_learns_exports_and_goes_on(tmp_path):
   run.run(config, str(tmp_path / 'run'))
   lines = [json.loads(x) for x in (tmp_path / 'run/metrics.jsonl').read_text().splitlines()]
   right = [line['accuracy'] for line in lines if 'accuracy' in line]
-  assert np.mean(right[-16:]) > 0.95 and np.mean(right[:8]) < 0.5
+  assert np.mean(right[-16:]) > 0.9 and np.mean(right[:8]) < 0.5
   assert lines[-1]['eval_spearman'] > 0.8
   bert = bert_jax.from_pretrained(str(tmp_path / 'run'))
   conversion.convert(str(tmp_path / 'run'), str(tmp_path / 'st'), 'sentence_transformers')
