@@ -172,7 +172,7 @@ def evaluate(bert: Bert, source: str, path: epath.Path, *, split: str = 'test',
   if isinstance(bert.model.sentence, LateLayout):
     run = _search_late(bert, corpus, queries)
   else:
-    short_vectors.check(precision, bert.embed([], pooling, max_len=max_len).shape[1])
+    short_vectors.check(precision, stored_vectors.width_of(bert, pooling, max_len))
     _embed(bert, corpus, queries, path, pooling=pooling, max_len=max_len)
     run = _search(corpus, queries, path)
   rows = [['search', *scores(run, qrels).values()]]

@@ -17,6 +17,13 @@ from bert_jax.runtime import storage
 _WINDOW = 2048  # texts
 
 
+def width_of(bert: Bert, pooling: str | None, max_len: int | None) -> int:
+  """Returns the width of the vectors; raises UserError for a bad argument."""
+  require(pooling != TOKEN_VECTORS,
+          'pooling=none gives no vector of a text: use cls, mean or max')
+  return bert.embed([], pooling, max_len=max_len).shape[1]
+
+
 def write(bert: Bert, texts: Iterable[str], count: int, digest: str, path: epath.Path,
           prompts: Sequence[str], pooling: str | None = None, max_len: int | None = None):
   """Writes a .npy file [count, D] float32 of vectors of length 1; resumes after a kill.
@@ -38,10 +45,7 @@ def write(bert: Bert, texts: Iterable[str], count: int, digest: str, path: epath
   """
   require(not storage.is_remote(str(path)),
           f'{path}: vectors are written to a local folder only')
-  require(pooling != TOKEN_VECTORS,
-          'pooling=none gives no vector of a text: use cls, mean or max')
-  # Without texts: checks the arguments before the file exists, and returns the width.
-  width = bert.embed([], pooling, max_len=max_len).shape[1]
+  width = width_of(bert, pooling, max_len)  # checks the arguments before the file exists
   own = bert.dense
   prompt = own.first_prompt(prompts)
   job_file = path.parent / f'{path.name}.json'
