@@ -66,9 +66,7 @@ def dtype_on(mesh: Mesh, config: ConfigDict) -> dict[str, Any]:
   """Resolves model.dtype=auto to the faster dtype on the mesh; returns {field: value}."""
   if config.model.dtype != 'auto':
     return {}
-  on_cpu = mesh.devices.flat[0].platform == 'cpu'
-  is_fast = not on_cpu or host.has_fast_bfloat16()
-  return {'model.dtype': 'bfloat16' if is_fast else 'float32'}
+  return {'model.dtype': host.fast_dtype(mesh.devices.flat[0].platform)}
 
 
 bert_config = architectures.make_config  # from the group `model`

@@ -2,7 +2,7 @@
 # Sourced by the other scripts. Creates .venv in the repository and installs a requirements file:
 #   . launch/venv.sh requirements.txt
 # PYTHON names the interpreter (a path, or python3.12), VENV the folder. Without PYTHON it takes the
-# newest one, on the PATH or among those of pyenv. If none is new enough, or Debian has removed its
+# newest one, on the PATH or installed by pyenv. If none is new enough, or Debian has removed its
 # venv module, uv installs one.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

@@ -13,8 +13,8 @@ from bert_jax.data import inputs as inputs_lib
 from bert_jax.data.tokenizers.base import Tokenizer
 
 QUERY, DOCUMENT = 'query', 'document'  # the roles of a text
-# The ways to expand a query by [MASK]. fixed: to exactly `expanded` tokens; min: to at least
-# so many. Without _visible, no other token sees the added tokens.
+# The ways to expand a query by [MASK]. fixed: to exactly `expanded` tokens; min: to
+# `expanded` tokens or more. Without _visible, the other tokens do not see the added ones.
 HIDING = ('fixed', 'min')
 EXPANSIONS = ('none', *HIDING, *(f'{name}_visible' for name in HIDING))
 PUNCTUATION = tuple(string.punctuation)
@@ -63,7 +63,7 @@ class LateInputs:
     inputs, _ = inputs_lib.text_inputs(texts, tokenizer, min(most, longest))
     if least:
       inputs = [self._expanded(x, min(least, longest), tokenizer) for x in inputs]
-    # Words that are no entry are left out: as unknown tokens they would take others along.
+    # Skip only whole entries: an unknown word would skip every [UNK] of the text.
     skipped = [i for i, entry in enumerate(tokenizer.vocab)
                if role in self.skipped_in and entry in self.skipped]
     counts = []

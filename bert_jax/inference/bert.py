@@ -336,7 +336,6 @@ def load(directory: str, step: int | None = None, allow_older: bool = False,
     require_choice('dtype', dtype, DTYPES)
   model = load_lib.load(directory, step, allow_older)
   if dtype == 'auto':
-    is_fast = jax.default_backend() != 'cpu' or host.has_fast_bfloat16()
-    dtype = 'bfloat16' if is_fast else 'float32'
+    dtype = host.fast_dtype(jax.default_backend())
   config = dataclasses.replace(model.config, dtype=dtype or model.config.dtype)
   return Bert(dataclasses.replace(model, config=config))

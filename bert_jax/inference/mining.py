@@ -54,7 +54,7 @@ def _check(given: dict[str, str], columns: Sequence[str], ranks: Sequence[int]):
 
 
 def _pairs(source: str, query: str, positive: str) -> list[tuple[str, str]]:
-  """Reads the columns `query` and `positive`; raises UserError if there is no line."""
+  """Reads the columns `query` and `positive`; raises UserError for an empty file."""
   pairs = [(row.text(query), row.text(positive))
            for row in table.read(source, 'auto', 'train')]
   require(bool(pairs), f'{source} holds no pair')

@@ -149,7 +149,7 @@ def unset_fields(data: ConfigDict, earlier: Mapping[str, Any], texts: LateInputs
   Args:
     data: the config group.
     earlier: the group of an earlier run of the workdir, which counts; {} = none.
-    texts: how the model makes its inputs; None = it is no model of late interaction.
+    texts: how the model makes its inputs; None = another kind of model.
     prompts: its prompts by role.
     width: the width of its vectors; 0 = it has none.
     max_len: the most tokens of an input.
@@ -182,7 +182,7 @@ class LateFiles(sentence_embedding.EmbeddingFiles):
       # A field of each line: a list with a teacher's score of the near text and of each
       # negative, as `mine --teacher` writes it. The loss then follows these scores.
       'data.scores_column': Field(''),
-      # The fields below are those of init_from, if it is a model of late interaction.
+      # The fields below default to the values of init_from, if it is a ColBERT.
       'data.width': Field(0, at_least(0)),  # numbers in a vector; 0 = 128
       'data.query_prompt': Field(_AUTO),  # text before each query; auto = none
       'data.document_prompt': Field(_AUTO),
@@ -319,8 +319,10 @@ def _padded(texts: Sequence[np.ndarray], count: int) -> tuple[np.ndarray, np.nda
 
 @jax.jit
 def _max_sims(queries, counts, documents, document_counts):
-  return jax.lax.map(lambda document: max_sim(queries, counts, *document),
-                     (documents, document_counts)).T
+  # The default on a TPU, bfloat16, changes the order of near documents.
+  with jax.default_matmul_precision('highest'):
+    return jax.lax.map(lambda document: max_sim(queries, counts, *document),
+                       (documents, document_counts)).T
 
 
 def max_sims(queries: Sequence[np.ndarray], documents: Sequence[np.ndarray]) -> np.ndarray:
@@ -330,10 +332,14 @@ def max_sims(queries: Sequence[np.ndarray], documents: Sequence[np.ndarray]) -> 
     return scores
   order = np.argsort([len(x) for x in documents])  # documents of one block are equally long
   size = 256
+
+  def rows(n):
+    return min(size, 1 << (n - 1).bit_length())  # few shapes, few compilations
+
   for first in range(0, len(queries), size):
-    some = _padded(queries[first:first + size], min(size, len(queries)))
+    some = _padded(queries[first:first + size], rows(len(queries)))
     for at in np.split(order, range(size, len(order), size)):
-      block = _padded([documents[i] for i in at], min(size, len(documents)))
+      block = _padded([documents[i] for i in at], rows(len(documents)))
       of_block = np.asarray(_max_sims(*some, *block))
       scores[first:first + size, at] = of_block[:len(queries) - first, :len(at)]
   return scores

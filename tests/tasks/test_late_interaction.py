@@ -1,4 +1,4 @@
-"""ColBERT: the loss and gradient of sentence-transformers; a run learns, exports and goes on."""
+"""ColBERT: loss and gradient of sentence-transformers; a run learns, exports and is continued."""
 
 import functools
 import json

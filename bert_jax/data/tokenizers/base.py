@@ -126,7 +126,10 @@ class Tokenizer(abc.ABC):
 
     A mark may end with a space, such as "[Q] "; then its first word may be the entry.
     """
-    del marks
+    words = {word for mark in marks for word in (mark, *mark.split()[:1])}
+    require(words.isdisjoint(self.vocab),
+            f'the marks {", ".join(map(repr, marks))} are entries, and a {self.kind} '
+            'tokenizer would split them: save the model with a tokenizer.json')
     return self
 
   @abc.abstractmethod

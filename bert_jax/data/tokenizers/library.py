@@ -343,10 +343,10 @@ class LibraryTokenizer(base.Tokenizer):
 
   def with_special(self, marks: Sequence[str]) -> 'LibraryTokenizer':
     entries = set(self.vocab)
-    found = [next((x for x in (mark, mark.split(None, 1)[0]) if x in entries), None)
-             for mark in marks if mark.strip()]
+    marked = [next((x for x in (mark, mark.split(None, 1)[0]) if x in entries), None)
+              for mark in marks if mark.strip()]
     added = {x['content']: x for x in self._added}
-    for entry in filter(None, found):
+    for entry in filter(None, marked):
       added[entry] = {'id': self.vocab.index(entry), 'content': entry, **_WORD_FLAGS,
                       'special': True, 'single_word': False, 'normalized': False}
     settings = self._settings | {'added_tokens': sorted(added.values(),
