@@ -83,6 +83,9 @@ _WORDS = {
     'data.problem': ('single_label', 'multi_label', 'regression'),
     'data.long': ('head', 'tail', 'head_tail', 'chunks_max', 'chunks_mean', 'chunks_attention'),
     'data.pooling': ('', 'cls', 'mean', 'max', 'none'),
+    'data.query_expansion': ('auto', 'none', 'fixed', 'min_visible'),
+    'data.query_prompt': ('auto', '', 'query: '), 'data.document_prompt': ('auto', '', 'passage: '),
+    'data.scores_column': ('', 'scores', 'text'),
     'data.loss': ('binary', 'graded', 'listwise', 'hinge'),
     'data.text_column': ('text', '0', 'body'), 'data.text_pair_column': ('', 'text', 'text_pair'),
     'data.label_column': ('label', 'value', '-1', '1', 'yes,no'),
@@ -98,6 +101,7 @@ _TUPLES = {
     'data.labels': ('()', 'yes,no', '(yes,no)', "('no','yes')", 'yes', 'yes,yes', 'yes,', '1,0',
                     '3.0,1.0', 'O,B-NAME,I-NAME', 'a,b,c'),
     'data.skip_labels': ('()', 'yes', '-', 'yes,no', '3.0'),
+    'data.skipped_words': ('()', 'auto', 'the', '(.,the)', 'no such word', '1,2'),
     'data.matryoshka': ('()', '16,8', '(16,)', '8,8', '64', '(0,)', '1.5,2'),
     'data.matryoshka_weights': ('()', '1,2', '(0.5,)', '0,1', '1'),
     'trackers': ('()', 'tensorboard', 'tensorboard,tensorboard', 'tensorboard,paper'),
@@ -155,7 +159,7 @@ def make(folder: pathlib.Path):
 CONFIGS = (*_ARCHITECTURES, 'phases', *made_tasks.FILES)
 
 
-def _value(rng: random.Random, name: str, value: Any) -> str:
+def value_of(rng: random.Random, name: str, value: Any) -> str:
   """A value for a field, after its type: likely ones, and ones that nobody should give."""
   hostile = rng.random() < 0.25
   if isinstance(value, bool):
@@ -186,8 +190,8 @@ def draw(rng: random.Random, folder: pathlib.Path) -> tuple[str, dict[str, str]]
   fields = flat(config)
   types = {'model.architecture': 'bert', 'model.activation': 'gelu', 'model.layer_norm_eps': 1e-12}
   chosen = rng.sample(sorted(fields), rng.randint(1, 4))
-  return name, {field: _value(rng, field, types.get(field, 0) if fields[field] is None
-                              else fields[field]) for field in chosen}
+  return name, {field: value_of(rng, field, types.get(field, 0) if fields[field] is None
+                                else fields[field]) for field in chosen}
 
 
 def _stop(job, config, mesh, workdir, checkpoints, initial):
