@@ -102,7 +102,6 @@ def finetuning(task: str) -> ConfigDict:
   """The default config of a fine-tuning task (Devlin et al. 2019, appendix A.3)."""
   c = _defaults(fields(task))
   sizes_of_init_from(c.model)
-  c.model.scan_unroll = 12  # faster steps for a few more seconds of compilation
   return c.lock()
 
 

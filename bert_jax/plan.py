@@ -8,7 +8,8 @@ from bert_jax.commands import command, config_flag, overwrite_flag
 _TOPOLOGY = flags.DEFINE_list(
     'topology', ['local'],
     'TPU slices by generation and shape: v4:2x2x1, v5e:4x4, v5p:2x2x4, v6e:4x4, '
-    'tpu7x:2x2x1, ...; local = the devices of this machine.')
+    'tpu7x:2x2x1, ...; NVIDIA GPUs by their number on a host: a100:8, h100:8, h200:8, '
+    'b200:8, gb200:4, two hosts: h100:2x8; local = the devices of this machine.')
 _PRICE = flags.DEFINE_float(
     'price', 0.0, 'Price of a chip-hour; adds the costs.', lower_bound=0)
 _SEARCH = flags.DEFINE_bool(

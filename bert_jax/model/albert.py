@@ -54,7 +54,7 @@ class SharedLayer(nn.Module):
     repeated = nn.scan(
         encoder.rematerialized(encoder.EncoderLayer, c), variable_broadcast='params',
         split_rngs={'params': False, 'dropout': True}, in_axes=nn.broadcast,
-        length=c.num_layers // c.groups, unroll=c.scan_unroll)
+        length=c.num_layers // c.groups, unroll=max(c.scan_unroll, 1))
     layers = repeated(c, self.attend, self.deterministic)
     # The parameters then have the paths of a BERT layer.
     nn.share_scope(self, layers)

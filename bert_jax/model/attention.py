@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 from bert_jax.data.tokens import Tokens
 from bert_jax.model.bert_config import BertConfig
-from bert_jax.model.layers import MASKED, truncated_normal, zeros
+from bert_jax.model.layers import MASKED, Biased, truncated_normal, zeros
 from bert_jax.model.products import product, product_with_transposed
 
 
@@ -36,14 +36,14 @@ class Heads(NamedTuple):
   query: jax.Array  # [B, L, H, K]
   key: jax.Array  # [B, L, H, K]
   value: jax.Array  # [B, L, H, K]
-  projected: jax.Array | None  # all three, as `side_by_side` returns; None after rotation
+  projected: Biased | None  # all three, as `side_by_side` returns; None after rotation
 
-  def side_by_side(self) -> jax.Array:
+  def side_by_side(self) -> Biased:
     """[B, L, H * 3 * K]: query, key and value of a head are adjacent."""
     if self.projected is not None:
       return self.projected
     parts = jnp.stack([self.query, self.key, self.value], axis=3)  # [B, L, H, 3, K]
-    return parts.reshape(*self.query.shape[:2], -1)
+    return Biased(parts.reshape(*self.query.shape[:2], -1), None)
 
 
 class Dropout(NamedTuple):
@@ -182,7 +182,8 @@ class Attend:
   """How all layers of an encoder attend; has no arrays, so it can be a module field."""
 
   # (heads, text ids, dropout) -> [B, L, H * K] or [B, L, H, K]; None = attention in XLA
-  kernel: Callable[[Heads, jax.Array, Dropout], jax.Array] | None = None
+  kernel: Callable[..., jax.Array] | None = None
+  kernel_has_windows: bool = False  # the kernel takes `reach` as a fourth argument
   keeps_weights: bool = False  # returns the weights too, which no kernel can
 
   def mask(self, tokens: Tokens) -> Mask:
@@ -209,11 +210,12 @@ class Attend:
     # Blocks compute 3 * reach weights per token, which saves work only in longer rows.
     # In an exported program the length is symbolic and cannot be split into blocks.
     is_long = is_local and isinstance(length, int) and length > 3 * reach
-    # The kernels have no window: local layers use blocks instead.
-    if is_long and not self.keeps_weights or is_local and self.kernel:
-      return local_attention(query, key, value, mask, reach, dropout.drop), None
-    if self.kernel:
+    if self.kernel and not is_local:
       return self.kernel(heads, mask.text_ids, dropout), None
+    if self.kernel_has_windows:
+      return self.kernel(heads, mask.text_ids, dropout, reach), None
+    if is_long and not self.keeps_weights or self.kernel:
+      return local_attention(query, key, value, mask, reach, dropout.drop), None
     bias = mask.bias
     if is_local:
       at = jnp.arange(length)
@@ -230,12 +232,12 @@ class SelfAttention(nn.Module):
   attend: Attend
   reach: int | None = None  # see `Attend`
   out_stddev: float | None = None  # of the output projection; None = initializer_range
-  output_dropout: float = 0.0
+  output_dropout: float = 0.0  # for architectures without biases
 
   @nn.compact
   def __call__(self, x: jax.Array, mask: Mask, *, deterministic: bool,
                rotate: Callable[[jax.Array], jax.Array] | None = None
-               ) -> tuple[jax.Array, jax.Array | None]:
+               ) -> tuple[Biased, jax.Array | None]:
     """Attends within the texts; the layer adds the result to `x`.
 
     Args:
@@ -253,32 +255,40 @@ class SelfAttention(nn.Module):
     # the fused kernel reads this layout, and each chip of the model axis holds whole
     # heads. The heads and K are one axis: a TPU pads a last axis of K = 64 to 128, and
     # XLA:CPU multiplies matrices faster than three-dimensional arrays.
-    qkv = self._project('qkv', x, 3 * width, c.initializer_range, ('embed', 'heads'))
-    qkv = nn.with_logical_constraint(qkv, ('batch', 'seq', 'heads'))  # [B, L, H * 3 * K]
-    qkv = qkv.astype(c.compute_dtype)
+    projected = self._project('qkv', x, 3 * width, c.initializer_range,
+                              ('embed', 'heads'))  # [B, L, H * 3 * K]
+
+    def in_parts(qkv):
+      qkv = nn.with_logical_constraint(qkv, ('batch', 'seq', 'heads'))
+      return qkv.astype(c.compute_dtype)
+
     # Linen numbers unnamed modules and derives their keys from the numbers. This dropout
     # is always the first, even where nothing uses it, so that the keys stay the same.
     drop = nn.Dropout(c.attention_dropout, deterministic=deterministic)
     dropout = Dropout(0.0 if deterministic else c.attention_dropout, drop,
                       functools.partial(self.make_rng, 'dropout'))
     # Each part has its own reshape: XLA then adds their gradients in the shape of `qkv`.
-    split = (*x.shape[:2], c.num_heads, 3, c.head_size)
+    qkv, split = in_parts(projected.sum()), (*x.shape[:2], c.num_heads, 3, c.head_size)
     query, key, value = (qkv.reshape(split)[:, :, :, i] for i in range(3))  # [B, L, H, K]
+    projected = projected._replace(product=in_parts(projected.product))
     if rotate:
-      query, key, qkv = rotate(query), rotate(key), None
-    out, weights = self.attend(Heads(query, key, value, qkv), mask, dropout, self.reach)
+      query, key, projected = rotate(query), rotate(key), None
+    out, weights = self.attend(Heads(query, key, value, projected), mask, dropout,
+                               self.reach)
     out_stddev = c.initializer_range if self.out_stddev is None else self.out_stddev
     out = out.reshape(*x.shape[:2], width)
     out = self._project('out', out, c.hidden_size, out_stddev, ('heads', 'embed'))
-    return nn.Dropout(self.output_dropout, deterministic=deterministic)(out), weights
+    drop = nn.Dropout(self.output_dropout, deterministic=deterministic)
+    return out._replace(product=drop(out.product)), weights
 
   def _project(self, name: str, x: jax.Array, size: int, stddev: float,
-               axes: tuple[str, str]) -> jax.Array:
+               axes: tuple[str, str]) -> Biased:
     """A dense layer: [B, L, ...] -> [B, L, size]."""
     init = truncated_normal(stddev, *axes)
     kernel = self.param(f'{name}_kernel', init, (x.shape[-1], size))
     # XLA:CPU multiplies matrices faster than three-dimensional arrays.
     y = product(x.reshape(-1, x.shape[-1]), kernel, self.config.compute_dtype)
+    bias = None
     if self.config.has_biases:
-      y += self.param(f'{name}_bias', zeros(axes[1]), (size,)).astype(y.dtype)
-    return y.reshape(*x.shape[:2], size)
+      bias = self.param(f'{name}_bias', zeros(axes[1]), (size,)).astype(y.dtype)
+    return Biased(y.reshape(*x.shape[:2], size), bias)

@@ -27,9 +27,10 @@ class Kernel(NamedTuple):
   """A kernel, and when a model can and should use it."""
 
   obstacle: Callable[[BertConfig, int, int], str]  # (config, L, H of a chip) -> '' or why
-  attend: Callable[[Heads, jax.Array, Dropout], jax.Array]  # see `Attend.kernel`
+  attend: Callable[..., jax.Array]  # see `Attend.kernel`
   platforms: tuple[str, ...]  # where `auto` may take it
   drops: bool = False  # computes attention dropout
+  has_windows: bool = False  # computes local attention
   slow_on: tuple[str, ...] = ()  # where it runs only if a config names it, for tests
   # The shortest row for `auto`. In shorter rows XLA is as fast and its weights are small.
   shortest: int = 0
@@ -46,7 +47,7 @@ def _fused(heads: Heads, text_ids: jax.Array, dropout: Dropout) -> jax.Array:
 
   key = dropout.key() if dropout.rate else None
   return fused_attention.attend(
-      heads.side_by_side(), text_ids, heads.query.shape[-1], dropout.rate, key)
+      heads.side_by_side().sum(), text_ids, heads.query.shape[-1], dropout.rate, key)
 
 
 def _splash_obstacle(config: BertConfig, length: int, heads: int) -> str:
@@ -107,10 +108,29 @@ def cudnn(heads: Heads, segment_ids: jax.Array, dropout: Dropout) -> jax.Array:
       heads.query, heads.key, heads.value, mask=mask, implementation='cudnn')
 
 
+def _triton_obstacle(config: BertConfig, length: int, heads: int) -> str:
+  capability = sharding.compute_capability()
+  if capability < sharding.OF_TRITON:
+    return (f'compute capability {capability} is below {sharding.OF_TRITON}, which Triton '
+            'needs')
+  from bert_jax.model import gpu_attention  # imports Pallas, which is slow
+
+  return gpu_attention.obstacle(config, length, heads)
+
+
+def _triton(heads: Heads, text_ids: jax.Array, dropout: Dropout,
+            reach: int | None = None) -> jax.Array:
+  from bert_jax.model import gpu_attention  # imports Pallas, which is slow
+
+  return gpu_attention.attend(heads, text_ids, dropout, reach)
+
+
 # The best first: `auto` takes the first one that a model can use.
 ALL = {'fused': Kernel(_fused_obstacle, _fused, ('tpu',), drops=True, slow_on=('cpu',)),
        'splash': Kernel(_splash_obstacle, splash, ('tpu',), slow_on=('cpu',), shortest=512),
-       'cudnn': Kernel(_cudnn_obstacle, cudnn, ('gpu', 'cuda'), shortest=512)}
+       'cudnn': Kernel(_cudnn_obstacle, cudnn, sharding.GPU, shortest=512),
+       'triton': Kernel(_triton_obstacle, _triton, sharding.GPU, drops=True, has_windows=True,
+                        slow_on=('cpu',))}
 CHOICES = ('auto', 'xla', *ALL)  # of `model.attention`
 # Rows with a visibility that no kernel computes.
 CAUSAL = 'causal rows (masking.causal_rows)'
@@ -174,7 +194,9 @@ def choose(config: BertConfig, tokens: Tokens) -> Attend:
   special = CAUSAL if tokens.causal is not None else ''
   special = HIDDEN if tokens.hidden is not None else special
   name, _ = choose_path(config, tokens.ids.shape[1], special=special)
-  return Attend(ALL[name].attend if name in ALL else None)
+  if name not in ALL:
+    return Attend()
+  return Attend(ALL[name].attend, kernel_has_windows=ALL[name].has_windows)
 
 
 def describe(config: BertConfig, lengths: Iterable[int], platform: str = '',

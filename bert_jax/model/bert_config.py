@@ -54,7 +54,9 @@ class BertConfig:
   attention: str = 'auto'
   # The backward pass recomputes nothing (none), all but the matmuls (dots) or all (full).
   remat: str = 'none'
-  scan_unroll: int = 1  # layers in each step of the scan; num_layers = no loop at all
+  # Layers in each step of the scan; num_layers = no loop at all. 0 = auto: no loop in a
+  # run of more than five minutes on a GPU. A run replaces it once it knows its devices.
+  scan_unroll: int = 0
 
   # Constants of an architecture. They are not fields, because its name implies them. A
   # subclass overrides them.
@@ -72,7 +74,9 @@ class BertConfig:
       require(not isinstance(value, int) or value <= _LARGEST,
               f'model.{field.name} is {value}: it can be at most {_LARGEST}')
     self._check_at_least_one('vocab_size', 'hidden_size', 'num_layers', 'num_heads',
-                             'intermediate_size', 'max_positions', 'scan_unroll')
+                             'intermediate_size', 'max_positions')
+    require(self.scan_unroll >= 0,
+            f'model.scan_unroll={self.scan_unroll} must not be negative')
     require(self.type_vocab_size >= self.has_segments,
             f'model.type_vocab_size is {self.type_vocab_size}: it must be at least '
             f'{int(self.has_segments)}')

@@ -17,7 +17,14 @@ from bert_jax.data.tokens import Tokens
 from bert_jax.errors import require, require_choice
 from bert_jax.model import attention, encoder
 from bert_jax.model.bert_config import BertConfig
-from bert_jax.model.layers import LayerNorm, activation, dense, truncated_normal, zeros
+from bert_jax.model.layers import (
+  Biased,
+  LayerNorm,
+  activation,
+  dense,
+  truncated_normal,
+  zeros,
+)
 from bert_jax.model.products import activation_dtype, product
 from bert_jax.model.short_convolution import neighbors
 
@@ -181,7 +188,7 @@ class DisentangledAttention(attention.SelfAttention):
 
   @nn.compact
   def __call__(self, x: jax.Array, mask: Mask, *, deterministic: bool
-               ) -> tuple[jax.Array, jax.Array | None]:
+               ) -> tuple[Biased, jax.Array | None]:
     """[B, L, D] -> ([B, L, D], the weights [B, H, L, L] if `attend` keeps them)."""
     c = self.config
     d, heads = c.hidden_size, (c.num_heads, 3, c.head_size)

@@ -31,6 +31,45 @@ def words(key: tuple[jax.Array, jax.Array], outer: jax.Array,
   return mix(mix(inner ^ key[0]) + mix(outer ^ key[1]))
 
 
+def keeps_weight(key: tuple[jax.Array, jax.Array], row: jax.Array, head: jax.Array,
+                 query: jax.Array, key_index: jax.Array, length: int,
+                 rate: float) -> jax.Array:
+  """True for the attention weights that dropout keeps, in the kernels.
+
+  They depend only on the key and on the indices of row, head, query and key in the batch:
+  every mesh and every kernel drops the same weights.
+
+  Args:
+    key: the two uint32 words of a key.
+    row: uint32 index, counted over all devices.
+    head: uint32 index, counted over all devices.
+    query: int32 places in the row, which broadcast with `key_index`.
+    key_index: int32 places in the row.
+    length: L.
+    rate: share of dropped weights.
+  """
+  inner = (query * length + key_index).astype(jnp.uint32)
+  outer = row * np.uint32(1 << 16) + head
+  # A TPU compares only signed words: 24 bits never reach the sign bit.
+  drawn = (words(key, outer, inner) >> np.uint32(8)).astype(jnp.int32)
+  return drawn < np.int32((1 - rate) * 2**24)
+
+
+def keeps_activation(key: tuple[jax.Array, jax.Array], row: jax.Array, place: jax.Array,
+                     rate: float) -> jax.Array:
+  """True for the activations that `nn.Dropout` keeps with a key of `key_of`, in kernels.
+
+  Args:
+    key: the two uint32 words of a key.
+    row: uint32 index along the first axis, counted over all devices.
+    place: uint32 index within the row, over its other axes.
+    rate: share of dropped activations.
+  """
+  # `jax.random.bernoulli` compares the upper 23 bits as a fraction with a float32.
+  drawn = (words(key, row, place) >> np.uint32(9)).astype(jnp.int32)
+  return drawn < np.int32(np.ceil(np.float32(1 - rate) * 2**23))
+
+
 def _random_bits(key: jax.Array, width: int, shape: tuple[int, ...]) -> jax.Array:
   if width != 32:
     raise NotImplementedError(f'{width} bits: dropout draws words of 32 bits')

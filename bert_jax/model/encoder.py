@@ -12,7 +12,7 @@ from bert_jax.model import attention_kernels, parameters
 from bert_jax.model.attention import Attend, Mask, SelfAttention
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.model.embeddings import Embeddings
-from bert_jax.model.layers import FeedForward, LayerNorm, activation, dense
+from bert_jax.model.layers import AddAndNorm, FeedForward, activation, dense
 from bert_jax.model.products import activation_dtype
 
 
@@ -55,9 +55,9 @@ class EncoderLayer(nn.Module):
     dropout = nn.Dropout(c.dropout, deterministic=self.deterministic)
     attention = self.attends_with(c, self.attend, name='attention')
     y, weights = attention(x, mask, deterministic=self.deterministic)
-    x = LayerNorm(c, name='attention_norm')(x + dropout(y))
+    x, _ = AddAndNorm(c, name='attention_norm')(x, y, dropout)
     y = FeedForward(c, name='feed_forward')(x)
-    x = LayerNorm(c, name='feed_forward_norm')(x + dropout(y))
+    x, _ = AddAndNorm(c, name='feed_forward_norm')(x, y, dropout)
     states = States(x, weights) if self.attend.keeps_weights else None
     return nn.with_logical_constraint(x, ('batch', 'seq', 'embed_act')), states
 
@@ -94,7 +94,7 @@ def stacked(layer: type[nn.Module], config: BertConfig, length: int,
   """Returns a scan over `length` layers with stacked parameters: [length, ...]."""
   layers = nn.scan(layer, variable_axes={'params': 0},
                    split_rngs={'params': True, 'dropout': True}, in_axes=nn.broadcast,
-                   length=length, unroll=config.scan_unroll,
+                   length=length, unroll=max(config.scan_unroll, 1),
                    metadata_params={nn.PARTITION_NAME: 'layers'})
   if activation_dtype(config) == jnp.float32 or initializing:
     return layers

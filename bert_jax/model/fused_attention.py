@@ -50,24 +50,13 @@ def keep_mask(key: jax.Array, row: jax.Array, head: jax.Array, part: jax.Array,
               length: int, rate: float) -> jax.Array:
   """Draws the weights that dropout keeps, for 128 queries of a head: [128, L] bool.
 
-  They depend only on the key and on the indices of row, head, query and key in the
-  batch: every mesh drops the same weights.
-
-  Args:
-    key: the two uint32 words of a key.
-    row, head: uint32 indices, counted over all chips.
-    part: int32, the index of these 128 queries among the parts of the row.
-    length: L.
-    rate: share of dropped weights.
+  `part` is the index of these queries among the parts of the row; for the others see
+  `dropout_bits.keeps_weight`.
   """
   weights = (_QUERIES, length)
   query = part * _QUERIES + jax.lax.broadcasted_iota(jnp.int32, weights, 0)
   key_index = jax.lax.broadcasted_iota(jnp.int32, weights, 1)
-  inner = (query * length + key_index).astype(jnp.uint32)
-  outer = row * np.uint32(1 << 16) + head
-  # A TPU compares only signed words: 24 bits never reach the sign bit.
-  drawn = (dropout_bits.words(key, outer, inner) >> np.uint32(8)).astype(jnp.int32)
-  return drawn < np.int32((1 - rate) * 2**24)
+  return dropout_bits.keeps_weight(key, row, head, query, key_index, length, rate)
 
 
 class _Part(NamedTuple):

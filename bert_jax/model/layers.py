@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 import functools
+from typing import NamedTuple
 
 from flax import linen as nn
 import jax
@@ -9,6 +10,7 @@ import jax.numpy as jnp
 
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.model.products import activation_dtype, product
+from bert_jax.parallel import sharding
 
 # The attention score of a masked token. It is finite: with -inf, a softmax over padding
 # alone would return NaN.
@@ -51,6 +53,21 @@ def dense(config: BertConfig, features: int, axes: tuple[str, str], *,
                   dot_general=multiply)
 
 
+class Biased(NamedTuple):
+  """A matrix product, and the bias that is still to be added to it.
+
+  The GPU kernels that read the product add the bias: another pass over it would cost more
+  than the addition.
+  """
+
+  product: jax.Array  # [..., features]
+  bias: jax.Array | None  # [features]; None = the layer has none
+
+  def sum(self) -> jax.Array:
+    """The product with its bias: [..., features]."""
+    return self.product if self.bias is None else self.product + self.bias
+
+
 class LayerNorm(nn.Module):
   """LayerNorm over the last axis: [..., D] -> [..., D], computed in float32."""
 
@@ -58,6 +75,8 @@ class LayerNorm(nn.Module):
 
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:
+    if _has_norm_kernel(self, x):
+      return _norm_by_kernel(self, x)[0]
     ones = nn.with_logical_partitioning(nn.initializers.ones_init(), ('norm',))
     norm = nn.LayerNorm(epsilon=self.config.layer_norm_eps, dtype=jnp.float32,
                         use_bias=self.config.has_biases, scale_init=ones,
@@ -65,6 +84,48 @@ class LayerNorm(nn.Module):
     # Otherwise the parameter paths would have one more level, `norm`.
     nn.share_scope(self, norm)
     return norm(x).astype(x.dtype)
+
+
+class AddAndNorm(nn.Module):
+  """The LayerNorm of x + dropout(y); one kernel on GPUs that run Triton."""
+
+  config: BertConfig
+  returns_sum: bool = False
+
+  @nn.compact
+  def __call__(self, x: jax.Array, y: Biased, dropout: nn.Dropout | None = None
+               ) -> tuple[jax.Array, jax.Array | None]:
+    """([B, L, D], [B, L, D]) -> (the norm, the sum if `returns_sum`), both [B, L, D]."""
+    if _has_norm_kernel(self, x):
+      return _norm_by_kernel(self, x, y, dropout, self.returns_sum)
+    norm = LayerNorm(self.config, name='layer_norm')
+    nn.share_scope(self, norm)
+    y = y.sum()
+    x = x + (y if dropout is None else dropout(y))
+    return norm(x), x if self.returns_sum else None
+
+
+def _has_norm_kernel(module: nn.Module, x: jax.Array) -> bool:
+  if not sharding.has_triton() or module.is_initializing() or x.ndim != 3:
+    return False
+  from bert_jax.model import gpu_norm  # imports Pallas, which is slow
+  return gpu_norm.can_run(x.shape[-1])
+
+
+def _norm_by_kernel(module: nn.Module, x: jax.Array, y: Biased = Biased(None, None),
+                    dropout: nn.Dropout | None = None, returns_sum: bool = False
+                    ) -> tuple[jax.Array, jax.Array | None]:
+  """See `AddAndNorm`; reads the parameters of a `LayerNorm`, which exist already."""
+  from bert_jax.model import gpu_norm
+
+  ones, size = nn.initializers.ones_init(), x.shape[-1:]
+  scale = module.param('scale', ones, size)
+  shift = module.param('bias', ones, size) if module.config.has_biases else None
+  drops = dropout is not None and not dropout.deterministic and dropout.rate > 0
+  return gpu_norm.norm(x, *y, scale, shift, epsilon=module.config.layer_norm_eps,
+                       rate=dropout.rate if drops else 0.0,
+                       random=dropout.make_rng('dropout') if drops else None,
+                       keeps_sum=returns_sum)
 
 
 def _gelu(x: jax.Array) -> jax.Array:
@@ -80,17 +141,34 @@ def activation(name: str) -> Callable[[jax.Array], jax.Array]:
           'tanh': jnp.tanh}[name]
 
 
+class BiasedDense(nn.Module):
+  """A dense layer that leaves the addition of its bias to the caller."""
+
+  config: BertConfig
+  features: int
+  axes: tuple[str, str]  # logical axes of the kernel
+
+  @nn.compact
+  def __call__(self, x: jax.Array) -> Biased:
+    """[..., size] -> [..., features]."""
+    c, dtype = self.config, activation_dtype(self.config)
+    init = truncated_normal(c.initializer_range, *self.axes)
+    kernel = self.param('kernel', init, (x.shape[-1], self.features))
+    bias = self.param('bias', zeros(self.axes[1]), (self.features,))
+    return Biased(product(x, kernel, c.compute_dtype).astype(dtype), bias.astype(dtype))
+
+
 class FeedForward(nn.Module):
   """Dense to F, activation, dense back to D: [B, L, D] -> [B, L, D]."""
 
   config: BertConfig
 
   @nn.compact
-  def __call__(self, x: jax.Array) -> jax.Array:
+  def __call__(self, x: jax.Array) -> Biased:
     c = self.config
     y = x.reshape(-1, c.hidden_size)  # [B * L, D]
     y = dense(c, c.intermediate_size, ('embed', 'mlp'), name='up')(y)  # [B * L, F]
     y = nn.with_logical_constraint(y, ('batch', 'mlp'))
     y = activation(c.activation)(y)
-    y = dense(c, c.hidden_size, ('mlp', 'embed'), name='down')(y)  # [B * L, D]
-    return y.reshape(x.shape)
+    y = BiasedDense(c, c.hidden_size, ('mlp', 'embed'), name='down')(y)  # [B * L, D]
+    return y._replace(product=y.product.reshape(x.shape))

@@ -21,7 +21,7 @@ from bert_jax.model.attention import Attend, Mask, SelfAttention
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.model.embeddings import Embeddings
 from bert_jax.model.encoder import States
-from bert_jax.model.layers import LayerNorm, activation, dense
+from bert_jax.model.layers import AddAndNorm, LayerNorm, activation, dense
 from bert_jax.model.short_convolution import ShortConvolution
 
 
@@ -168,8 +168,7 @@ class Layer(nn.Module):
     y = ShortConvolution(c.conv_reach, name='attention_convolution')(y, mask)
     y, weights = attention(y, mask, rotate=functools.partial(rotate, angles=angles),
                            deterministic=self.deterministic)
-    x = x + y
-    y = LayerNorm(c, name='feed_forward_norm')(x)
+    y, x = AddAndNorm(c, returns_sum=True, name='feed_forward_norm')(x, y)
     y = ShortConvolution(c.conv_reach, name='feed_forward_convolution')(y, mask)
     x = x + GatedFeedForward(c, self.deterministic, name='feed_forward')(y)
     states = States(x, weights) if self.attend.keeps_weights else None

@@ -16,6 +16,8 @@ from jax.sharding import Mesh
 from bert_jax.errors import require, require_choice
 from bert_jax.parallel.mesh import BATCH_AXES
 
+GPU = ('gpu', 'cuda')  # names of the platform: of devices here, and of devices of a plan
+OF_TRITON = 8.0  # the lowest compute capability of a GPU that runs Triton's kernels
 Rules = tuple[tuple[str, Any], ...]
 
 # The axes of parameters that a preset shards over the data axis or the model axis.
@@ -108,6 +110,21 @@ def platform() -> str:
   return device.platform if device else jax.default_backend()
 
 
+def has_triton() -> bool:
+  """True if the current trace compiles for NVIDIA GPUs that run Triton kernels."""
+  return platform() in GPU and compute_capability() >= OF_TRITON
+
+
+def compute_capability() -> float:
+  """The compute capability of this machine's GPUs, such as 9.0; infinite without one.
+
+  Without a GPU, a trace for GPUs is for the plan of a run on newer ones.
+  """
+  if jax.default_backend() != 'gpu':
+    return math.inf
+  return float(getattr(jax.local_devices()[0], 'compute_capability', math.inf))
+
+
 def parts(name: str) -> int:
   """The number of shards of a logical axis on the mesh in context; 1 without a mesh."""
   mesh = jax.sharding.get_abstract_mesh()
@@ -116,21 +133,24 @@ def parts(name: str) -> int:
 
 
 def on_each_chip(function: Callable[..., jax.Array],
-                 inputs: Sequence[tuple[str | None, ...]], output: tuple[str, ...]):
+                 inputs: Sequence[tuple[str | None, ...]],
+                 output: tuple[str, ...] | list[tuple[str, ...]]):
   """Makes `function` run on each chip, on the chip's shards of arguments and result.
 
   XLA cannot partition a Pallas kernel itself. Without a mesh in context this returns
   `function`.
 
   Args:
-    function: maps arrays to one array.
+    function: maps arrays to arrays; an argument or result may be None.
     inputs: the logical axes of each argument.
-    output: the logical axes of the result.
+    output: the logical axes of the result, or a list of the axes of several results.
   """
   if jax.sharding.get_abstract_mesh().empty:
     return function
-  return jax.shard_map(function, in_specs=tuple(map(nn.logical_to_mesh_axes, inputs)),
-                       out_specs=nn.logical_to_mesh_axes(output), check_vma=False)
+  axes = nn.logical_to_mesh_axes
+  return jax.shard_map(
+      function, in_specs=tuple(map(axes, inputs)), check_vma=False,
+      out_specs=tuple(map(axes, output)) if isinstance(output, list) else axes(output))
 
 
 def batch_divisor(mesh: Mesh) -> int:

@@ -1,4 +1,4 @@
-"""Describes TPU slices, to compile for them without access to one."""
+"""Describes TPU slices and GPUs, to compile for them without access to one."""
 
 import importlib.util
 import math
@@ -8,6 +8,7 @@ import jax
 from jax.experimental import topologies
 
 from bert_jax.errors import require
+from bert_jax.parallel import gpu_topology
 from bert_jax.runtime import quiet
 
 # The slices that cloud.google.com offers; the compiler knows more shapes.
@@ -18,19 +19,22 @@ KNOWN = {'v4': _CUBES, 'v5e': _FLAT, 'v5p': (*_CUBES, '8x8x16'), 'v6e': _FLAT,
 
 
 def get(name: str, slices: int = 1) -> list[jax.Device]:
-  """The devices of a TPU slice, to compile for; they need not exist on this machine.
+  """The devices of a TPU slice or of GPUs; they need not exist on this machine.
 
   Args:
-    name: a slice, such as v5e:4x4.
-    slices: number of such slices, which the network of the data center connects.
+    name: a slice, such as v5e:4x4, or GPUs, such as h100:8.
+    slices: number of TPU slices, which the network of the data center connects.
 
   Raises:
-    UserError: the slice is unknown, or libtpu is not installed.
+    UserError: the name is unknown, or the compiler is not installed.
   """
   generation, _, shape = name.partition(':')
+  if generation in gpu_topology.KNOWN:
+    return gpu_topology.get(name)
   known = '; '.join(f'{g}:{", ".join(shapes)}' for g, shapes in KNOWN.items())
+  gpus = ', '.join(f'{card}:8' for card in gpu_topology.KNOWN)
   require(shape in KNOWN.get(generation, ()),
-          f'--topology={name} is unknown: use {known}, or local')
+          f'--topology={name} is unknown: use {known}; GPUs, {gpus}; or local')
   require(importlib.util.find_spec('libtpu') is not None,
           f'--topology={name}: the TPU compiler is not installed: pip install '
           '-r requirements-tpu.txt')

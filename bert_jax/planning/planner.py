@@ -1,7 +1,6 @@
 """Plans a run for TPU slices that need not exist here, or for the local devices."""
 
 from collections.abc import Iterator, Mapping, Sequence
-import itertools
 import json
 import os
 import tempfile
@@ -13,6 +12,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict, FrozenConfigDict
 
 from bert_jax import config as config_lib
+from bert_jax.config_fields import changed
 from bert_jax.errors import require
 from bert_jax.interop.pretrained import Pretrained
 from bert_jax.model import attention_kernels
@@ -20,7 +20,7 @@ from bert_jax.parallel import chip_figures, sharding, topology
 from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.planning import children, programs, tables
 from bert_jax.planning import estimate as estimate_lib
-from bert_jax.runs import finetune, resolve
+from bert_jax.runs import finetune, resolve, unrolling
 from bert_jax.runtime import platforms, storage
 
 LOCAL = 'local'
@@ -43,6 +43,21 @@ def _phases(config: FrozenConfigDict, model: Pretrained | None,
   yield programs.finetuning(config, job.data, job.train_steps)
 
 
+def _works(config: ConfigDict, mesh: Mesh
+           ) -> tuple[FrozenConfigDict, list[programs.Work]]:
+  """(the config for these devices, the work of each phase)."""
+  # For each slice, because dtype=auto and scan_unroll=0 depend on the devices.
+  config, model = resolve.with_model(config, mesh)
+  works = list(_phases(config, model, mesh))
+  duration = unrolling.seconds(works[0].task, [work.phase for work in works], mesh)
+  fields = unrolling.fields(config, mesh, duration)
+  if fields:
+    config = changed(config, fields)
+    size = config_lib.bert_config(config.model)
+    works = [work._replace(task=work.task.with_config(size)) for work in works]
+  return config, works
+
+
 def _in_child(config: ConfigDict, name: str, phase: int,
               program: programs.Program) -> programs.Figures:
   """Compiles a program of a phase in a child process, which inherits no state."""
@@ -50,9 +65,8 @@ def _in_child(config: ConfigDict, name: str, phase: int,
   # As in the parent: a run on this host may hold the accelerator.
   jax.config.update('jax_platforms', 'cpu')
   mesh = _mesh(config, name)
-  config, model = resolve.with_model(config, mesh)
-  work = next(itertools.islice(_phases(config, model, mesh), phase, None))
-  return programs.compile_program(config, work, mesh, program)
+  config, works = _works(config, mesh)
+  return programs.compile_program(config, works[phase], mesh, program)
 
 
 def _plan(config: ConfigDict, name: str, price: float, search: bool,
@@ -60,9 +74,7 @@ def _plan(config: ConfigDict, name: str, price: float, search: bool,
   """Prints and returns the estimates of all phases on one slice, and search results."""
   mesh = _mesh(config, name)
   devices = list(mesh.devices.flat)
-  # For each slice, because dtype=auto depends on the devices.
-  config, model = resolve.with_model(config, mesh)
-  works = list(_phases(config, model, mesh))
+  config, works = _works(config, mesh)
   axes = ', '.join(f'{axis} {size}' for axis, size in mesh.shape.items())
   print(f'\n{name}: {chip_figures.num_chips(devices)} {devices[0].device_kind} '
         f'(mesh {axes}; sharding {config.sharding}; remat {config.model.remat}; '

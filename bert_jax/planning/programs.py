@@ -22,7 +22,7 @@ from bert_jax.data.tokens import Tokens
 from bert_jax.objectives import masking, objectives
 from bert_jax.parallel import chip_figures
 from bert_jax.parallel import mesh as mesh_lib
-from bert_jax.planning import collectives, traffic
+from bert_jax.planning import collectives, flops, traffic
 from bert_jax.planning.collectives import Collective
 from bert_jax.planning.traffic import Operation
 from bert_jax.runs import initial
@@ -88,6 +88,7 @@ class Figures(NamedTuple):
   flops: float = 0.0
   # Only the training step of the run's own model has the rest.
   operations: Sequence[Operation] = ()
+  of_products: float = 0.0  # bytes that matrix products move
   collectives: Sequence[Collective] = ()
   program: jax.stages.Compiled | None = None
 
@@ -114,8 +115,10 @@ def _compile(lowered: jax.stages.Lowered, limit: float = math.inf) -> Figures:
             'temporaries': sizes.temp_size_in_bytes,
             'results': sizes.output_size_in_bytes - sizes.alias_size_in_bytes,
             'code': sizes.generated_code_size_in_bytes}
-  return Figures(memory, max(0.0, sum(memory.values()) - limit), seconds,
-                 flops=costs.get('flops', 0.0), program=program)
+  # The GPU compiler counts nothing for a GPU that is not in this machine.
+  counted = flops.products(program.as_text()) if costs is None else costs.get('flops', 0.0)
+  return Figures(memory, max(0.0, sum(memory.values()) - limit), seconds, flops=counted,
+                 program=program)
 
 
 def _batch(work: Work, mesh: Mesh) -> Any:
@@ -163,5 +166,6 @@ def compile_program(config: ConfigDict, work: Work, mesh: Mesh,
   if figures.program and not program.layers:
     text = figures.program.as_text()
     figures = figures._replace(operations=traffic.operations(text),
+                               of_products=traffic.of_products(text),
                                collectives=collectives.read(text, mesh))
   return figures._replace(program=None)

@@ -38,7 +38,8 @@ def lines(e: Estimate, price: float) -> Iterator[tuple[str, str]]:
   if e.missing:
     yield 'fits', f'NO: each device lacks {e.missing / _GIB:.2f} GiB of memory'
   elif e.chip:
-    yield 'fits', f'yes, in {e.chip.memory / _GIB:.0f} GiB'
+    of = '' if e.limit == e.chip.memory else f' of {e.chip.memory / _GIB:.0f}'
+    yield 'fits', f'yes, in {e.limit / _GIB:.0f}{of} GiB'
   yield 'training', _compiled(e.memory, e.compile_seconds[0])
   yield 'evaluation', _compiled(e.eval_memory, e.compile_seconds[1])
   if not e.flops:
@@ -69,6 +70,10 @@ def lines(e: Estimate, price: float) -> Iterator[tuple[str, str]]:
   yield 'roofline', (f'{1e3 * e.step_seconds:.1f} ms, bound by {slowest} ({parts}), '
                      f'{_amount(e.tokens / e.step_seconds, "tokens/s")}')
   yield 'MFU', f'{e.mfu:.1%} at the roofline'
+  if e.guide:
+    yield 'expected', (
+        f'{1e3 * e.guide:.1f} ms, {_amount(e.tokens / e.guide, "tokens/s")}, by a rule of '
+        'thumb from an H200, without exchanges')
   hours = e.chip_hours / e.chips
   cost = f', {_number(e.chip_hours * price)} at {price:g} an hour' if price else ''
   yield 'all steps', (f'{e.phase.steps:,}: {_number(hours)} hours at the roofline, '

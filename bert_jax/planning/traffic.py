@@ -16,6 +16,9 @@ _SLICES = ('dynamic-slice', 'slice', 'gather')
 _FREE = ('parameter', 'constant', 'tuple', 'get-tuple-element', 'bitcast', 'iota',
          'after-all', 'conditional', 'opt-barrier', 'partition-id', 'replica-id',
          'call-update')
+# On a GPU a fusion may run beside others, from its start to its done.
+_FUSIONS = ('fusion', 'fusion-start')
+_VIEWS = ('bitcast', 'convert', 'copy')  # around an update in place, which they are part of
 # Moves between the two memories of a TPU.
 _MOVES = ('copy-start', 'slice-start', 'dynamic-slice-start')
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
@@ -45,10 +48,27 @@ def _moved(module: hlo.Module, inside: dict[str, Instruction], x: Instruction) -
   if x.opcode in _MOVES:
     source, target = hlo.arrays(x.result)[:2]
     return (source.is_far + target.is_far) * min(source.size, target.size)
-  read = sum(_read(module, inside, x, i) for i, name in enumerate(x.operands)
-             if name in inside
-             and all(array.is_far for array in hlo.arrays(inside[name].result)))
-  return read + sum(size for size, array in _written(module, inside, x) if array.is_far)
+  reads = {}
+  for i, name in enumerate(x.operands):
+    if name in inside and all(array.is_far for array in hlo.arrays(inside[name].result)):
+      # Several operands may be one array: a kernel that takes its parts reads it once.
+      source = _source(inside, name)
+      reads[source] = max(reads.get(source, 0), _read(module, inside, x, i))
+  return (sum(reads.values())
+          + sum(size for size, array in _written(module, inside, x) if array.is_far))
+
+
+def _source(inside: dict[str, Instruction], name: str) -> tuple[str, ...]:
+  """The array behind bitcasts: the instruction that made it, and its place in a tuple."""
+  place = ()
+  while name in inside:
+    x = inside[name]
+    if x.opcode == 'get-tuple-element':
+      place = (re.search(r'index=(\d+)', x.attributes)[1], *place)
+    elif x.opcode not in ('bitcast', 'opt-barrier'):
+      break
+    name = x.operands[0]
+  return (name, *place)
 
 
 def _read(module: hlo.Module, inside: dict[str, Instruction], x: Instruction,
@@ -61,7 +81,7 @@ def _read(module: hlo.Module, inside: dict[str, Instruction], x: Instruction,
   # An update writes in place, and reads nothing of the array that it updates.
   if i == 0 and x.opcode == 'dynamic-update-slice':
     return 0
-  if x.opcode != 'fusion':
+  if x.opcode not in _FUSIONS:
     return whole
   # A fusion may only slice its operand: look at how its instructions read it.
   fused = module.computations[x.called('calls')]
@@ -87,13 +107,13 @@ def _written(module: hlo.Module, inside: dict[str, Instruction], x: Instruction
   """Yields (bytes written, array) for each array in the result of an instruction."""
   arrays = hlo.arrays(x.result)
   # An exchange returns (operands, results, ...), or only its results.
-  if x.opcode.endswith('-start'):
+  if x.opcode.endswith('-start') and x.opcode not in _FUSIONS:
     count = sum(len(hlo.arrays(inside[name].result)) for name in x.operands)
     results = arrays[count:2 * count] or arrays
     yield from ((array.size, array) for array in results)
     return
   roots, within = [x], inside
-  if x.opcode == 'fusion':
+  if x.opcode in _FUSIONS:
     within = module.computations[x.called('calls')]
     root = next(y for y in within.values() if y.is_root)
     roots = ([within[name] for name in root.operands] if root.opcode == 'tuple'
@@ -103,7 +123,7 @@ def _written(module: hlo.Module, inside: dict[str, Instruction], x: Instruction
     yield from ((array.size, array) for array in arrays)
     return
   for root, array in zip(roots, arrays):
-    while root.opcode == 'bitcast' and root.operands[0] in within:
+    while root.opcode in _VIEWS and root.operands[0] in within:
       root = within[root.operands[0]]
     # An update in place writes the update, not the whole array.
     is_update = root.opcode == 'dynamic-update-slice'
@@ -144,6 +164,16 @@ def operations(text: str) -> list[Operation]:
       totals[place] = count + 1, sums[0] + times * size, sums[1] + times * cycles
   return sorted((Operation(*place, *values) for place, values in totals.items()),
                 key=lambda operation: -operation.bytes)
+
+
+def of_products(text: str) -> float:
+  """The memory traffic of a step in matrix products and the operations fused with them."""
+  module, size = hlo.Module(text), 0.0
+  for computation, x, times in module.walk():
+    inside = module.computations[x.called('calls')] if x.opcode in _FUSIONS else {0: x}
+    if any(y.opcode == 'dot' for y in inside.values()):
+      size += times * _moved(module, module.computations[computation], x)
+  return size
 
 
 def total(operations: Sequence[Operation]) -> float:

@@ -25,6 +25,7 @@ from bert_jax.runs import (
   length,
   pretrain,
   time_budget,
+  unrolling,
 )
 from bert_jax.training import optimizer as optimizer_lib
 from bert_jax.training.job import Job
@@ -151,12 +152,15 @@ def resolve(asked: Asked, mesh: Mesh, path: epath.Path, workdir: epath.Path,
                                workdir=workdir, has_started=has_started)
   notes = list(asked.notes)
   if config.train_minutes:
+    config = changed(config, unrolling.fields(config, mesh, 60 * config.train_minutes))
     fields, more = time_budget.fixed_steps(config, run_json, make_job, mesh)
     config, notes = changed(config, fields), notes + more
 
   # The data determines the size of the vocabulary, or the steps of an epoch.
   job = make_job(config)
   config = changed(config, job.fields)
+  fields, job = unrolling.of_job(config, job, mesh)
+  config = changed(config, fields)
   # With epochs or minutes the number of steps is known only now.
   if not config.train_steps or config.train_minutes:
     fields, more = length.warmup(config, asked.given, asked.planned_steps,

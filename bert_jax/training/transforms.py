@@ -6,6 +6,7 @@ separately: it maps over N, or its factors lie along N.
 
 from collections.abc import Callable
 import functools
+import itertools
 from typing import Any, NamedTuple
 
 import jax
@@ -91,13 +92,35 @@ _LINEAR, _CUBIC, _QUINTIC = 3.4445, -4.7750, 2.0315
 
 def _orthogonalize(dtype: jnp.dtype, x: jax.Array) -> jax.Array:
   """Approximates U V^T of x = U S V^T, [M, N] of norm 1, by five Newton-Schulz steps."""
-  is_tall = x.shape[0] > x.shape[1]
-  x = x.T if is_tall else x
   for _ in range(5):
     a = products.product_with_transposed(x, x, dtype)
     b = _CUBIC * a + _QUINTIC * products.product(a, a, dtype)
     x = _LINEAR * x + products.product(b, x, dtype)
-  return x.T if is_tall else x
+  return x
+
+
+def _orthogonalize_all(dtype: jnp.dtype, updates: Any) -> Any:
+  """Orthogonalizes every [..., M, N] matrix; those of one shape in one batch.
+
+  Batches matter on GPUs: the products of a small model take less time than their launch.
+  """
+  leaves, tree = jax.tree.flatten(updates)
+
+  def is_tall(x):
+    return x.shape[-2] > x.shape[-1]
+
+  wide = [x.swapaxes(-1, -2) if is_tall(x) else x for x in leaves]
+  batches = {}
+  for i, x in enumerate(wide):
+    batches.setdefault(x.shape[-2:], []).append(i)
+  for shape, members in batches.items():
+    stacks = [wide[i].reshape(-1, *shape) for i in members]
+    batch = jax.vmap(functools.partial(_orthogonalize, dtype))(jnp.concatenate(stacks))
+    ends = list(itertools.accumulate(len(stack) for stack in stacks))[:-1]
+    for i, x in zip(members, jnp.split(batch, ends)):
+      wide[i] = x.reshape(wide[i].shape)
+  return tree.unflatten(
+      x.swapaxes(-1, -2) if is_tall(leaf) else x for leaf, x in zip(leaves, wide))
 
 
 def muon(adam: optax.GradientTransformation,
@@ -121,7 +144,7 @@ def muon(adam: optax.GradientTransformation,
     return jax.tree_util.tree_map_with_path(label, parameters.kinds(params))
 
   def orthogonalize(updates, _):
-    updates = _each_layer(functools.partial(_orthogonalize, jnp.dtype(dtype)), updates)
+    updates = _orthogonalize_all(jnp.dtype(dtype), updates)
     return jax.tree.map(lambda x: 0.2 * max(x.shape[-2:])**0.5 * x, updates)
 
   # With ns_steps=0, optax's part is only the momentum, divided by its norm.

@@ -227,10 +227,9 @@ def _unused(config: str, overrides: dict[str, str], run: dict[str, Any]) -> str:
     for part in name.split('.'):
       value = value.get(part) if isinstance(value, dict) else None
     resolved = {'train_steps': ('0',), 'eval_every': ('0',), 'checkpoint_every': ('0',),
-                'keep_best': ('auto',),
-                'init_from': (), 'model.dtype': ('auto',), 'data.pooling': ('',),
+                'init_from': (), 'data.pooling': ('',),
                 'model.vocab_size': (text,)}  # at most that: a trained one
-    if text in resolved.get(name, ()):
+    if text == 'auto' or text in resolved.get(name, ()):
       continue
     if isinstance(value, list):
       given = json.loads(json.dumps(config_flag.TupleParser().parse(text)))

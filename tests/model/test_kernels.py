@@ -76,7 +76,14 @@ def test_splash_is_the_plain_path_to_rounding(shape):
      ('xla', 'attention_dropout=0.1 (0 allows splash)')),
     ('auto', 520, 'tpu', {}, ('xla', '520 is not a multiple of 128')),
     ('auto', 1024, 'gpu', {'dtype': 'bfloat16'}, ('cudnn', 'it holds no weights')),
-    ('auto', 1024, 'gpu', {}, ('xla', 'dtype=float32 (bfloat16 allows cudnn)')),
+    ('auto', 1024, 'gpu', {}, ('xla', 'heads of 8 are not of 32, 64, 128')),
+    ('auto', 128, 'gpu', {'hidden_size': 128, 'attention_dropout': 0.1},
+     ('triton', 'it holds no weights')),
+    ('auto', 512, 'gpu', {'hidden_size': 128, 'dtype': 'bfloat16', 'attention_dropout': 0.1},
+     ('triton', 'it holds no weights')),
+    ('auto', 512, 'cuda', {'hidden_size': 128, 'dtype': 'bfloat16'},
+     ('cudnn', 'it holds no weights')),
+    ('auto', 8, 'gpu', {'hidden_size': 128}, ('xla', '8 is below 16')),
     ('xla', 1024, 'tpu', {}, ('xla', 'asked for')),
     ('splash', 128, 'tpu', {}, ('splash', 'asked for')),
 ])
@@ -86,9 +93,9 @@ def test_choice(name, length, platform, fields, expected):
 
 
 def test_described():
-  assert attention_kernels.describe(CONFIG, (128, 512), 'gpu') == (
-      'xla for rows of 128: cudnn gains nothing below 512; xla for rows of 512: dtype=float32 '
-      '(bfloat16 allows cudnn)')
+  assert attention_kernels.describe(CONFIG, (128, 512), 'tpu') == (
+      'xla for rows of 128: splash gains nothing below 512; splash for rows of 512: it holds no '
+      'weights')
 
 
 def test_a_kernel_that_cannot_be_had():
@@ -109,7 +116,7 @@ def test_a_kernel_that_cannot_be_had():
     attention_kernels.choose_path(dataclasses.replace(CONFIG, attention='flash'), 512)
 
 
-@pytest.mark.parametrize('name', ['fused', 'splash', 'cudnn'])
+@pytest.mark.parametrize('name', ['fused', 'splash', 'cudnn', 'triton'])
 def test_a_named_kernel_does_not_hinder_the_short_rows_of_init(name):
   tokens = jnp.zeros((1, 8), jnp.int32)
   shapes = [jax.eval_shape(Encoder(dataclasses.replace(CONFIG, attention=path)).init,

@@ -110,7 +110,7 @@ def test_the_resolved_config_has_what_the_devices_and_the_data_decide(corpus_fil
   size = job.tokenizer.vocab_size
   assert c.to_dict() == before and isinstance(config, FrozenConfigDict)
   assert size < 100_000 and job.task.model.config.vocab_size == size
-  expected = {'model.dtype': conftest.DTYPE, 'model.vocab_size': size,
+  expected = {'model.dtype': conftest.DTYPE, 'model.vocab_size': size, 'model.scan_unroll': 1,
               'optimizer.warmup_steps': 2}
   now = config_lib.flat(config)
   assert {name: now[name] for name, value in config_lib.flat(c).items()

@@ -5,8 +5,7 @@ byte-level BPE of RoBERTa and ModernBERT, the unigram models of XLM-R and DeBERT
 Truncation and padding are removed: bert_jax cuts and pads rows itself.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-import contextlib
+from collections.abc import Mapping, Sequence
 import functools
 import json
 import re
@@ -16,8 +15,8 @@ from etils import epath
 import numpy as np
 import tokenizers
 
-from bert_jax.data.tokenizers import base
-from bert_jax.errors import UserError, require
+from bert_jax.data.tokenizers import base, library_checks
+from bert_jax.errors import require
 
 _SPELLINGS = {
     'pad': ('<pad>', '[PAD]'),
@@ -43,20 +42,6 @@ _SIMPLE = re.compile('[ -~\xa1-\xac\xae-\xbf\xd7\xf7\u2010-\u2027\u2030-\u205e'
                      '\uff1a-\uff20\uff3b-\uff40\uff5b-\uff65]*')
 
 
-@contextlib.contextmanager
-def library_errors(problem: str) -> Iterator[None]:
-  """Turns errors of the library into UserErrors that begin with `problem`."""
-  try:
-    yield
-  except UserError:
-    raise
-  except BaseException as e:
-    # The library raises plain Exceptions, and a BaseException if Rust panics.
-    if not isinstance(e, Exception) and type(e).__name__ != 'PanicException':
-      raise
-    raise UserError(f'{problem}: {" ".join(str(e).split())[:200]}') from e
-
-
 @functools.cache
 def _spaces_around_han() -> dict[int, str]:
   """The table for `str.translate` that puts spaces around Han characters."""
@@ -73,47 +58,6 @@ def template(
   return tokenizers.processors.TemplateProcessing(
       single=f'{cls[0]}:0 $A:0 {sep[0]}:0', pair=pair.format(cls[0], sep[0]),
       special_tokens=[cls, sep])
-
-
-def check_ids(vocab: Mapping[str, Any], where: Any):
-  """Raises UserError for duplicate ids and for large gaps between ids."""
-  # The library loops through the gaps: an id of 10**12 would hang it.
-  most = 2 * len(vocab) + 1024
-  wrong = [f'{entry[:50]!r} is {str(i)[:50]}' for entry, i in vocab.items()
-           if not isinstance(i, int) or not 0 <= i < most]
-  require(not wrong,
-          f'{where}: the id of {", ".join(wrong[:1])}, among {len(vocab)} entries')
-  entry_of = {i: entry for entry, i in vocab.items()}
-  double = next((entry for entry, i in vocab.items() if entry_of[i] != entry), None)
-  require(double is None, f'{where}: two entries have the id of {double!r}')
-
-
-def _check_unknown(model: Mapping[str, Any], where: Any):
-  """Raises UserError if a model has no entry for unknown text."""
-  kind, vocab = model.get('type'), model['vocab']
-  if isinstance(vocab, list):
-    known = model.get('unk_id') is not None or model.get('byte_fallback')
-  else:
-    known = kind not in ('WordPiece', 'WordLevel') or model.get('unk_token') in vocab
-  require(known,
-          f'{where}: its model has no entry for unknown text (unk_token or unk_id)')
-
-
-def _check_template(rule: Any, where: Any):
-  """Raises UserError if a template adds a token that it does not define.
-
-  The library accepts such a template, and its Rust code panics at the first text.
-  """
-  try:
-    for part in rule.get('processors', [rule]):
-      defined = part.get('special_tokens', {})
-      for piece in (*part.get('single', []), *part.get('pair', [])):
-        name = piece.get('SpecialToken', {}).get('id')
-        require(name is None or name in defined,
-                f'{where}: its post-processor adds {str(name)[:50]!r}, which it does not '
-                'define')
-  except (AttributeError, TypeError):
-    return  # malformed or absent: the library names the mistake
 
 
 class LibraryTokenizer(base.Tokenizer):
@@ -140,9 +84,9 @@ class LibraryTokenizer(base.Tokenizer):
     require(isinstance(model, dict) and 'vocab' in model,
             f'{where} has no model with a vocabulary')
     if isinstance(model['vocab'], dict):
-      check_ids(model['vocab'], where)
-    _check_template(settings.get('post_processor'), where)
-    with library_errors(f'{where} is not a tokenizer'):
+      library_checks.check_ids(model['vocab'], where)
+    library_checks.check_template(settings.get('post_processor'), where)
+    with library_checks.as_user_error(f'{where} is not a tokenizer'):
       self._parsing = tokenizers.Tokenizer.from_str(json.dumps(self._settings))
       ids = self._parsing.get_vocab(with_added_tokens=True)
       for token in self._added:
@@ -150,15 +94,15 @@ class LibraryTokenizer(base.Tokenizer):
         require(ids[token['content']] == token['id'],
                 f'{where} adds {token["content"][:50]!r} as entry {token["id"]}, which '
                 f'would be entry {ids[token["content"]]}: there are gaps between its ids')
-    _check_unknown(model, where)
+    library_checks.check_unknown(model, where)
     self.markers = tuple(markers)
     ids = self._find_roles(ids, named, where)
     self.kind = type(self._parsing.model).__name__.lower()
-    check_ids(ids, where)
+    library_checks.check_ids(ids, where)
     entry_of = {i: entry for entry, i in ids.items()}
     self.vocab = [entry_of.get(i, f'[unused{i}]') for i in range(max(entry_of) + 1)]
     self.entries = len(self.vocab)
-    with library_errors(f'{where} is not a tokenizer'):
+    with library_checks.as_user_error(f'{where} is not a tokenizer'):
       self.around = self._around_texts()
     if self.kind == 'bpe':
       # RoBERTa's file adds no space: it takes each text for the start of a document.

@@ -15,7 +15,7 @@ from etils import epath
 import tokenizers
 from tokenizers import models, normalizers, pre_tokenizers, processors
 
-from bert_jax.data.tokenizers import base, library, spiece
+from bert_jax.data.tokenizers import base, library, library_checks, spiece
 from bert_jax.data.tokenizers.library import LibraryTokenizer
 from bert_jax.errors import UserError, require
 from bert_jax.runtime import console, storage
@@ -73,7 +73,7 @@ def token(description: Any) -> tokenizers.AddedToken:
   """Makes the added token that a string or a JSON object describes."""
   if isinstance(description, str):
     return tokenizers.AddedToken(description, normalized=False, special=True)
-  with library.library_errors(f'{description!r} is not a token'):
+  with library_checks.as_user_error(f'{description!r} is not a token'):
     return tokenizers.AddedToken(
         description['content'], **{x: description[x] for x in _FLAGS if x in description})
 
@@ -91,7 +91,7 @@ def read_folder(directory: epath.Path) -> Folder:
   # ignores the two older files.
   decoder = config.get('added_tokens_decoder')
   folder = Folder(config if decoder else {**config, **names}, title, {})
-  with library.library_errors(f'{directory} has added tokens that are malformed'):
+  with library_checks.as_user_error(f'{directory} has added tokens that are malformed'):
     if decoder:
       tokens = {int(i): token(x) for i, x in decoder.items()}
     else:
@@ -274,9 +274,9 @@ def read_bpe(path: epath.Path, folder: Folder) -> LibraryTokenizer:
   """
   merges = path.parent / 'merges.txt'
   require(merges.exists(), f'{path}: a vocab.json needs its merges.txt next to it')
-  library.check_ids(storage.read_json(path), path)
+  library_checks.check_ids(storage.read_json(path), path)
   prefix_space = folder.flag('add_prefix_space', False)
-  with library.library_errors(f'{path} and {merges} are not a BPE model'):
+  with library_checks.as_user_error(f'{path} and {merges} are not a BPE model'):
     t = byte_level(models.BPE.from_file(str(path), str(merges)), lowercase=False,
                    prefix_space=prefix_space)
   around = _robertas(folder.flag('trim_offsets', True), prefix_space)
