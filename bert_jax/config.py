@@ -26,7 +26,7 @@ from bert_jax.model import architectures, attention_kernels
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.objectives import objectives
 from bert_jax.parallel import mesh as mesh_lib
-from bert_jax.runtime import host
+from bert_jax.runtime import host, platforms
 from bert_jax.tasks import task_list
 from bert_jax.training.job import Job
 
@@ -66,7 +66,7 @@ def dtype_on(mesh: Mesh, config: ConfigDict) -> dict[str, Any]:
   """Resolves model.dtype=auto to the faster dtype on the mesh; returns {field: value}."""
   if config.model.dtype != 'auto':
     return {}
-  return {'model.dtype': host.fast_dtype(mesh.devices.flat[0].platform)}
+  return {'model.dtype': platforms.fast_dtype(mesh.devices.flat[0].platform)}
 
 
 bert_config = architectures.make_config  # from the group `model`

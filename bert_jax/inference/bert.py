@@ -16,7 +16,7 @@ from bert_jax.interop import load as load_lib
 from bert_jax.interop.late_layout import LateLayout
 from bert_jax.interop.sentence_layout import DOCUMENT, QUERY, unit
 from bert_jax.model.pooling import POOLINGS, TOKEN_VECTORS, combine_texts
-from bert_jax.runtime import host
+from bert_jax.runtime import platforms
 from bert_jax.tasks import late_interaction, reranking
 
 DTYPES = ('float32', 'bfloat16', 'auto')  # of the products
@@ -336,6 +336,6 @@ def load(directory: str, step: int | None = None, allow_older: bool = False,
     require_choice('dtype', dtype, DTYPES)
   model = load_lib.load(directory, step, allow_older)
   if dtype == 'auto':
-    dtype = host.fast_dtype(jax.default_backend())
+    dtype = platforms.fast_dtype(jax.default_backend())
   config = dataclasses.replace(model.config, dtype=dtype or model.config.dtype)
   return Bert(dataclasses.replace(model, config=config))

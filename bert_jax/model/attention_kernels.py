@@ -17,6 +17,7 @@ from bert_jax.errors import require, require_choice
 from bert_jax.model.attention import Attend, Dropout, Heads
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.parallel import sharding
+from bert_jax.runtime import platforms
 
 _SPLASH_BLOCKS = (512, 384, 256, 128)  # queries, and keys, in a block of splash
 _ROWS = ('batch', 'seq')
@@ -109,10 +110,9 @@ def cudnn(heads: Heads, segment_ids: jax.Array, dropout: Dropout) -> jax.Array:
 
 
 def _triton_obstacle(config: BertConfig, length: int, heads: int) -> str:
-  capability = sharding.compute_capability()
-  if capability < sharding.OF_TRITON:
-    return (f'compute capability {capability} is below {sharding.OF_TRITON}, which Triton '
-            'needs')
+  capability = platforms.compute_capability()
+  if capability < platforms.OF_BFLOAT16:
+    return f'compute capability {capability} is below {platforms.OF_BFLOAT16}'
   from bert_jax.model import gpu_attention  # imports Pallas, which is slow
 
   return gpu_attention.obstacle(config, length, heads)
@@ -128,8 +128,8 @@ def _triton(heads: Heads, text_ids: jax.Array, dropout: Dropout,
 # The best first: `auto` takes the first one that a model can use.
 ALL = {'fused': Kernel(_fused_obstacle, _fused, ('tpu',), drops=True, slow_on=('cpu',)),
        'splash': Kernel(_splash_obstacle, splash, ('tpu',), slow_on=('cpu',), shortest=512),
-       'cudnn': Kernel(_cudnn_obstacle, cudnn, sharding.GPU, shortest=512),
-       'triton': Kernel(_triton_obstacle, _triton, sharding.GPU, drops=True, has_windows=True,
+       'cudnn': Kernel(_cudnn_obstacle, cudnn, platforms.GPU, shortest=512),
+       'triton': Kernel(_triton_obstacle, _triton, platforms.GPU, drops=True, has_windows=True,
                         slow_on=('cpu',))}
 CHOICES = ('auto', 'xla', *ALL)  # of `model.attention`
 # Rows with a visibility that no kernel computes.

@@ -15,9 +15,8 @@ from jax.sharding import Mesh
 
 from bert_jax.errors import require, require_choice
 from bert_jax.parallel.mesh import BATCH_AXES
+from bert_jax.runtime import platforms
 
-GPU = ('gpu', 'cuda')  # names of the platform: of devices here, and of devices of a plan
-OF_TRITON = 8.0  # the lowest compute capability of a GPU that runs Triton's kernels
 Rules = tuple[tuple[str, Any], ...]
 
 # The axes of parameters that a preset shards over the data axis or the model axis.
@@ -112,17 +111,8 @@ def platform() -> str:
 
 def has_triton() -> bool:
   """True if the current trace compiles for NVIDIA GPUs that run Triton kernels."""
-  return platform() in GPU and compute_capability() >= OF_TRITON
-
-
-def compute_capability() -> float:
-  """The compute capability of this machine's GPUs, such as 9.0; infinite without one.
-
-  Without a GPU, a trace for GPUs is for the plan of a run on newer ones.
-  """
-  if jax.default_backend() != 'gpu':
-    return math.inf
-  return float(getattr(jax.local_devices()[0], 'compute_capability', math.inf))
+  return (platform() in platforms.GPU
+          and platforms.compute_capability() >= platforms.OF_BFLOAT16)
 
 
 def parts(name: str) -> int:

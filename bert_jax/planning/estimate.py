@@ -15,6 +15,7 @@ from bert_jax.planning import collectives, programs, traffic
 from bert_jax.planning.collectives import Collective
 from bert_jax.planning.programs import Program
 from bert_jax.planning.traffic import Operation
+from bert_jax.runtime import platforms
 
 # The search stops at this number of rows for each device of the batch axes: nobody trains
 # with more.
@@ -102,7 +103,7 @@ def estimate(
                'network': sent / chip_figures.network(devices)}
     step_seconds = max(seconds.values())
     chip_hours = phase.steps * step_seconds / 3600 * chips
-  if chip and moved and devices[0].platform in sharding.GPU:
+  if chip and moved and devices[0].platform in platforms.GPU:
     guide = _guide(chip, flops, moved - training.of_products)
   if step_seconds:
     mfu = model_flops / (step_seconds * chip.flops * len(devices))

@@ -27,6 +27,7 @@ from bert_jax.runs import (
   time_budget,
   unrolling,
 )
+from bert_jax.runtime import platforms
 from bert_jax.training import optimizer as optimizer_lib
 from bert_jax.training.job import Job
 
@@ -167,6 +168,10 @@ def resolve(asked: Asked, mesh: Mesh, path: epath.Path, workdir: epath.Path,
                                  job.train_steps)
     config, notes = changed(config, fields), notes + more
 
+  capability = platforms.compute_capability()
+  if asked.config.model.dtype == 'auto' and capability < platforms.OF_BFLOAT16:
+    notes.append('model.dtype=auto is float32: a GPU of compute capability '
+                 f'{capability} does not multiply bfloat16')
   optimizer_lib.check_steps(optimizer_lib.OptimizerConfig(**config.optimizer),
                             job.train_steps)
   config_lib.check_effects(config, asked.given, job)

@@ -14,7 +14,8 @@ from ml_collections import FrozenConfigDict
 from bert_jax import config as config_lib
 from bert_jax.config_fields import changed
 from bert_jax.data.phases import Phase
-from bert_jax.parallel import chip_figures, sharding
+from bert_jax.parallel import chip_figures
+from bert_jax.runtime import platforms
 from bert_jax.tasks.task import Task
 from bert_jax.training.job import Job
 
@@ -39,7 +40,7 @@ def fields(config: FrozenConfigDict, mesh: Mesh, duration: float) -> dict[str, A
   """The resolved model.scan_unroll of a run of `duration` seconds; {} if it is given."""
   if config.model.scan_unroll:
     return {}
-  if mesh.devices.flat[0].platform not in sharding.GPU:
+  if mesh.devices.flat[0].platform not in platforms.GPU:
     layers = 1 if config.task == 'pretrain' else _OF_FINE_TUNING
   else:
     layers = config.model.num_layers if duration > _LONG else 1

@@ -31,11 +31,6 @@ def cores() -> int:
   return os.cpu_count() or 1
 
 
-def fast_dtype(platform: str) -> str:
-  """Returns the faster dtype of products on devices of a platform, such as cpu."""
-  return 'bfloat16' if platform != 'cpu' or has_fast_bfloat16() else 'float32'
-
-
 def has_fast_bfloat16() -> bool:
   """True if XLA multiplies bfloat16 several times faster than float32 on this CPU.
 

@@ -4,6 +4,7 @@ import contextlib
 import glob
 import hashlib
 import importlib.util
+import math
 import platform as platform_lib
 import re
 from typing import Any
@@ -17,6 +18,10 @@ from bert_jax.errors import UserError
 from bert_jax.runtime import console, host
 
 PLATFORMS = ('auto', 'cpu', 'gpu', 'tpu')
+GPU = ('gpu', 'cuda')  # names of the platform: of devices here, and of devices of a plan
+# The lowest compute capability of a GPU that multiplies bfloat16, and that runs the
+# kernels of Triton (Ampere, 2020). Colab's free T4 has 7.5.
+OF_BFLOAT16 = 8.0
 _MAX_CACHE_BYTES = 5 * 2**30
 _MIN_COMPILE_SECONDS = 0.2  # shorter compilations are not worth a file
 # JAX's warning about its cache: (reading or writing, the program, the error).
@@ -61,6 +66,25 @@ def select_platform(platform: str):
                     f'{advice}, or give --config.platform=cpu')
   errors.require(platform in ('auto', backend),
                  f'platform={platform!r} has no device here: JAX finds {backend!r}')
+
+
+def compute_capability() -> float:
+  """The compute capability of this machine's GPUs, such as 9.0; infinite without one.
+
+  Without a GPU, a program for GPUs belongs to a plan, which knows only newer ones.
+  """
+  if jax.default_backend() != 'gpu':
+    return math.inf
+  return float(getattr(jax.local_devices()[0], 'compute_capability', math.inf))
+
+
+def fast_dtype(platform: str) -> str:
+  """Returns the faster dtype of products on devices of a platform, such as cpu."""
+  if platform == 'cpu':
+    is_fast = host.has_fast_bfloat16()
+  else:
+    is_fast = platform not in GPU or compute_capability() >= OF_BFLOAT16
+  return 'bfloat16' if is_fast else 'float32'
 
 
 def _machine() -> str:

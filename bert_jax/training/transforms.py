@@ -88,10 +88,12 @@ def stable_adam(b1: float, b2: float, eps: float,
 
 # Coefficients of the polynomial whose iteration moves all singular values close to 1.
 _LINEAR, _CUBIC, _QUINTIC = 3.4445, -4.7750, 2.0315
+_SMALL = 1e-8  # keeps the norm of a zero update from zero
 
 
 def _orthogonalize(dtype: jnp.dtype, x: jax.Array) -> jax.Array:
-  """Approximates U V^T of x = U S V^T, [M, N] of norm 1, by five Newton-Schulz steps."""
+  """Approximates U V^T of x = U S V^T, [M, N], by five Newton-Schulz steps."""
+  x /= jnp.linalg.norm(x) + _SMALL
   for _ in range(5):
     a = products.product_with_transposed(x, x, dtype)
     b = _CUBIC * a + _QUINTIC * products.product(a, a, dtype)
@@ -147,8 +149,9 @@ def muon(adam: optax.GradientTransformation,
     updates = _orthogonalize_all(jnp.dtype(dtype), updates)
     return jax.tree.map(lambda x: 0.2 * max(x.shape[-2:])**0.5 * x, updates)
 
-  # With ns_steps=0, optax's part is only the momentum, divided by its norm.
-  momentum = contrib.scale_by_muon(ns_steps=0, weight_dimension_numbers=matrices)
+  # With these arguments, optax's part is only the momentum.
+  momentum = contrib.scale_by_muon(ns_steps=0, preconditioning='aol',
+                                   weight_dimension_numbers=matrices)
   orthogonal = optax.chain(momentum, optax.stateless(orthogonalize))
   return optax.partition({'muon': orthogonal, 'adam': adam}, labels)
 

@@ -13,6 +13,7 @@ from bert_jax.data.tokens import Tokens
 from bert_jax.errors import UserError
 from bert_jax.model import architectures, heads, parameters
 from bert_jax.model.bert_config import BertConfig
+from bert_jax.runtime import platforms
 
 # With the vocabulary of 30,522. Base and large are those of the published checkpoints; the small
 # ones follow from the same sum, written out by hand for tiny: embeddings (30522 + 512 + 2) * 128 +
@@ -33,6 +34,16 @@ def test_auto_dtype_is_that_of_the_devices(monkeypatch, platform, is_fast, dtype
     c.model.dtype = given
     c = config_fields.changed(c, config_lib.dtype_on(mesh, c))
     assert c.model.dtype == expected
+
+
+@pytest.mark.parametrize('capability, dtype', [
+    (7.5, 'float32'), (8.0, 'bfloat16'), (8.9, 'bfloat16'), (9.0, 'bfloat16')])
+def test_old_gpus_do_not_multiply_bfloat16(monkeypatch, capability, dtype):
+  monkeypatch.setattr(jax, 'default_backend', lambda: 'gpu')
+  device = types.SimpleNamespace(compute_capability=str(capability))
+  monkeypatch.setattr(jax, 'local_devices', lambda: [device])
+  assert platforms.compute_capability() == capability
+  assert platforms.fast_dtype('gpu') == dtype
 
 
 @pytest.mark.parametrize('size', config_lib.SIZES)

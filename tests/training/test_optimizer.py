@@ -9,6 +9,7 @@ from bert_jax.data.tokens import Tokens
 from bert_jax.errors import UserError
 from bert_jax.model.modern import Modern, ModernConfig
 from bert_jax.training import optimizer as optimizer_lib
+from bert_jax.training import transforms
 from bert_jax.training.optimizer import OptimizerConfig
 
 
@@ -191,6 +192,25 @@ def test_muon_orthogonalises_the_matrices_of_each_layer():
     if name == 'layers':
       left, right = ({**x, 'up': x['up']['bias']} for x in (left, right))
     jax.tree.map(np.testing.assert_array_equal, left, right)
+
+
+def test_matrices_of_one_shape_are_orthogonalised_together_and_alike():
+  rng = np.random.default_rng(0)
+  shapes = {'up': (2, 8, 24), 'down': (2, 24, 8), 'first': (8, 24), 'square': (3, 8, 8)}
+  updates = {name: jnp.asarray(rng.normal(size=shape), jnp.float32)
+             for name, shape in shapes.items()}
+  together = transforms._orthogonalize_all(jnp.dtype('float32'), updates)
+  for name, shape in shapes.items():
+    for x, y in zip(updates[name].reshape(-1, *shape[-2:]),
+                    together[name].reshape(-1, *shape[-2:])):
+      u, _, v = np.linalg.svd(x, full_matrices=False)
+      # The same singular vectors; the values are close to 1.
+      values = np.diag(u.T @ np.asarray(y) @ v.T)
+      assert values.min() > 0.6 and values.max() < 1.3
+      np.testing.assert_allclose(u * values @ v, y, atol=2e-4)
+  text = jax.jit(lambda x: transforms._orthogonalize_all(jnp.dtype('float32'), x)).lower(
+      updates).as_text()
+  assert text.count('dot_general') == 2 * 5 * 3  # two shapes, five steps, three products
 
 
 def test_muon_takes_the_first_layer_of_modernbert_too():
