@@ -110,9 +110,8 @@ def cudnn(heads: Heads, segment_ids: jax.Array, dropout: Dropout) -> jax.Array:
 
 
 def _triton_obstacle(config: BertConfig, length: int, heads: int) -> str:
-  capability = platforms.compute_capability()
-  if capability < platforms.OF_BFLOAT16:
-    return f'compute capability {capability} is below {platforms.OF_BFLOAT16}'
+  if obstacle := platforms.triton_obstacle():
+    return obstacle
   from bert_jax.model import gpu_attention  # imports Pallas, which is slow
 
   return gpu_attention.obstacle(config, length, heads)

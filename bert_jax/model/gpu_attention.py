@@ -26,6 +26,7 @@ from bert_jax.parallel import sharding
 
 _WIDTHS = (32, 64, 128)  # K, powers of two for the products
 _LEAST = 16  # tokens in a block: the fewest that a product takes
+_LONGEST = 8192  # tokens in a row of the tests
 _WHOLE = 128  # the longest row whose backward pass is one block
 _LOG2_E = math.log2(math.e)
 _ROWS = ('batch', 'seq')
@@ -379,8 +380,8 @@ def obstacle(config: BertConfig, length: int, heads: int) -> str:
     length: L.
     heads: H of one device.
   """
-  if length < _LEAST:
-    return f'{length} is below {_LEAST}'
+  if not _LEAST <= length <= _LONGEST:
+    return f'{length} is not within [{_LEAST}, {_LONGEST}]'
   if config.head_size not in _WIDTHS:
     return f'heads of {config.head_size} are not of {", ".join(map(str, _WIDTHS))}'
   return '' if heads else 'there are more devices on the model axis than heads'

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.parallel import sharding
+from bert_jax.runtime import platforms
 
 
 def activation_dtype(config: BertConfig) -> jnp.dtype:
@@ -89,6 +90,35 @@ def product(x: jax.Array, y: jax.Array, dtype: jnp.dtype) -> jax.Array:
   return x.astype(dtype) @ y.astype(dtype)
 
 
+@jax.custom_vjp
+def _half_gradients(x: jax.Array, y: jax.Array) -> jax.Array:
+  """x y^T in float32, whose gradients are products of bfloat16 factors.
+
+  JAX would multiply the float32 gradient with the other factor in float32, at half the
+  speed of a GPU and with twice the traffic.
+  """
+  return _einsum_with_transposed(x, y)
+
+
+def _half_gradients_backward(factors, gradient):
+  x, y = factors
+  gradient = gradient.astype(x.dtype)
+  of_x = _multiply(gradient, y).astype(x.dtype)
+  # The table of the decoder has no axes of rows.
+  if y.ndim == 2:
+    gradient, x = (z.reshape(-1, z.shape[-1]) for z in (gradient, x))
+  return of_x, _multiply(gradient.swapaxes(-1, -2), x).astype(y.dtype)
+
+
+_half_gradients.defvjp(lambda x, y: (_half_gradients(x, y), (x, y)),
+                       _half_gradients_backward)
+
+
+def _einsum_with_transposed(x: jax.Array, y: jax.Array) -> jax.Array:
+  axes = '...k,mk->...m' if y.ndim == 2 else '...nk,...mk->...nm'
+  return jnp.einsum(axes, x, y, preferred_element_type=jnp.float32)
+
+
 def product_with_transposed(x: jax.Array, y: jax.Array, dtype: jnp.dtype) -> jax.Array:
   """x y^T, both cast to `dtype`.
 
@@ -102,6 +132,7 @@ def product_with_transposed(x: jax.Array, y: jax.Array, dtype: jnp.dtype) -> jax
   """
   if _is_half_on_cpu(dtype):
     return _on_cpu(x, y, with_transposed=True)
-  axes = '...k,mk->...m' if y.ndim == 2 else '...nk,...mk->...nm'
-  return jnp.einsum(axes, x.astype(dtype), y.astype(dtype),
-                    preferred_element_type=jnp.float32)
+  x, y = x.astype(dtype), y.astype(dtype)
+  if dtype == jnp.bfloat16 and sharding.platform() in platforms.GPU:
+    return _half_gradients(x, y)
+  return _einsum_with_transposed(x, y)

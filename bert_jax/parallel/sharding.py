@@ -111,8 +111,7 @@ def platform() -> str:
 
 def has_triton() -> bool:
   """True if the current trace compiles for NVIDIA GPUs that run Triton kernels."""
-  return (platform() in platforms.GPU
-          and platforms.compute_capability() >= platforms.OF_BFLOAT16)
+  return platform() in platforms.GPU and not platforms.triton_obstacle()
 
 
 def parts(name: str) -> int:

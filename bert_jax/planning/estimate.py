@@ -60,15 +60,20 @@ class Estimate(NamedTuple):
         'operations': [operation._asdict() for operation in self.operations]}
 
 
+def _extrapolated(large: programs.Figures, small: programs.Figures, ratio: float) -> float:
+  """FLOPs of a model that has `ratio` times the difference more layers than `small`."""
+  return small.flops + ratio * (large.flops - small.flops)
+
+
 def estimate(
     config: ConfigDict, work: programs.Work, mesh: Mesh,
     compile_all: Callable[[list[Program]], Sequence[programs.Figures]] | None = None,
 ) -> Estimate:
   """Compiles the steps of one phase of a run for the devices of `mesh`.
 
-  The compiler counts the body of a loop once. So the FLOPs of a training step are
+  The TPU compiler counts the body of a loop once. So the FLOPs of a training step are
   extrapolated from two smaller unrolled models, such as of one and of two layers. Memory
-  traffic and collectives are counted in the step itself.
+  traffic, collectives and the FLOPs on a GPU are counted in the step itself.
 
   Args:
     config: the config of the run.
@@ -77,34 +82,36 @@ def estimate(
     compile_all: compiles programs; None = one after another in this process.
   """
   fewest, more = work.task.model.config.fewest_layers
-  # The slowest compilation first, so that parallel compilers finish early.
-  steps = [Program(layers=more), Program(layers=fewest), Program(),
-           Program(evaluates=True)]
-  if compile_all:
-    large, small, training, evaluation = compile_all(steps)
-  else:
-    large, small, training, evaluation = (
-        programs.compile_program(config, work, mesh, step) for step in steps)
   phase, devices = work.phase, list(mesh.devices.flat)
+  is_gpu = devices[0].platform in platforms.GPU
+  # The slowest compilation first, so that parallel compilers finish early.
+  steps = [Program(), Program(evaluates=True)]
+  if not is_gpu:
+    steps = [Program(layers=more), Program(layers=fewest), *steps]
+  if compile_all:
+    *smaller, training, evaluation = compile_all(steps)
+  else:
+    *smaller, training, evaluation = (
+        programs.compile_program(config, work, mesh, step) for step in steps)
   chip, chips = chip_figures.chip_of(devices), chip_figures.num_chips(devices)
   tokens = phase.batch_size * phase.max_len
   model_flops = work.task.flops_per_token(phase.max_len) * tokens
   flops, counted, moved, exchanged = 0.0, 0.0, 0.0, []
-  if small.memory and large.memory and training.memory:
-    ratio = (config.model.num_layers - fewest) / (more - fewest)
-    counted = small.flops + ratio * (large.flops - small.flops)
+  if training.memory and all(figures.memory for figures in smaller):
+    counted = training.flops if is_gpu else _extrapolated(
+        *smaller, (config.model.num_layers - fewest) / (more - fewest))
     # The compiler counts no FLOPs inside kernels, such as attention.
     flops = max(counted, model_flops / len(devices))
     moved, exchanged = traffic.total(training.operations), training.collectives
   sent = sum(c.sent for c in exchanged)
   seconds, step_seconds, mfu, chip_hours, guide = {}, None, None, None, None
+  if chip and moved and is_gpu:
+    guide = _guide(chip, flops, moved - training.of_products)
   if chip:
     seconds = {'compute': flops / chip.flops, 'memory': moved / chip.bandwidth,
                'network': sent / chip_figures.network(devices)}
     step_seconds = max(seconds.values())
     chip_hours = phase.steps * step_seconds / 3600 * chips
-  if chip and moved and devices[0].platform in platforms.GPU:
-    guide = _guide(chip, flops, moved - training.of_products)
   if step_seconds:
     mfu = model_flops / (step_seconds * chip.flops * len(devices))
   return Estimate(

@@ -118,6 +118,9 @@ def _written(module: hlo.Module, inside: dict[str, Instruction], x: Instruction
     root = next(y for y in within.values() if y.is_root)
     roots = ([within[name] for name in root.operands] if root.opcode == 'tuple'
              else [root])
+  # The result of a start also has the operands.
+  if x.opcode == 'fusion-start':
+    arrays = [array for root in roots for array in hlo.arrays(root.result)]
   # The result has nested tuples: take its arrays as they are.
   if len(roots) != len(arrays):
     yield from ((array.size, array) for array in arrays)

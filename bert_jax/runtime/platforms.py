@@ -78,6 +78,15 @@ def compute_capability() -> float:
   return float(getattr(jax.local_devices()[0], 'compute_capability', math.inf))
 
 
+def triton_obstacle() -> str:
+  """Why the GPUs of a program cannot run Triton kernels; '' if they can."""
+  if compute_capability() < OF_BFLOAT16:
+    return f'compute capability {compute_capability()} is below {OF_BFLOAT16}'
+  # JAX 0.12 has deprecated it.
+  has_triton = importlib.util.find_spec('jax.experimental.pallas.triton') is not None
+  return '' if has_triton else f'jax {jax.__version__} has no Triton kernels'
+
+
 def fast_dtype(platform: str) -> str:
   """Returns the faster dtype of products on devices of a platform, such as cpu."""
   if platform == 'cpu':

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import importlib.util
 import itertools
 
 import jax
@@ -181,12 +182,15 @@ def test_why_a_model_cannot_use_them(monkeypatch):
   config = test_kernels.CONFIG
   assert gpu_attention.obstacle(config, 128, 4) == 'heads of 8 are not of 32, 64, 128'
   wide = dataclasses.replace(config, hidden_size=128)
-  assert gpu_attention.obstacle(wide, 8, 4) == '8 is below 16'
+  assert gpu_attention.obstacle(wide, 8, 4) == '8 is not within [16, 8192]'
   assert gpu_attention.obstacle(wide, 16, 4) == ''
   assert 'model axis' in gpu_attention.obstacle(wide, 16, 0)
   monkeypatch.setattr(platforms, 'compute_capability', lambda: 7.5)
   assert attention_kernels.choose_path(wide, 128, 'gpu') == (
       'xla', 'compute capability 7.5 is below 8.0')
+  monkeypatch.undo()
+  monkeypatch.setattr(importlib.util, 'find_spec', lambda _: None)
+  assert attention_kernels.choose_path(wide, 128, 'gpu')[1].endswith('has no Triton kernels')
 
 
 def test_a_local_layer_reads_only_its_window():

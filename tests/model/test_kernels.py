@@ -83,7 +83,7 @@ def test_splash_is_the_plain_path_to_rounding(shape):
      ('triton', 'it holds no weights')),
     ('auto', 512, 'cuda', {'hidden_size': 128, 'dtype': 'bfloat16'},
      ('cudnn', 'it holds no weights')),
-    ('auto', 8, 'gpu', {'hidden_size': 128}, ('xla', '8 is below 16')),
+    ('auto', 8, 'gpu', {'hidden_size': 128}, ('xla', '8 is not within [16, 8192]')),
     ('xla', 1024, 'tpu', {}, ('xla', 'asked for')),
     ('splash', 128, 'tpu', {}, ('splash', 'asked for')),
 ])

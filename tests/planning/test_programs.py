@@ -82,7 +82,7 @@ def test_what_does_not_fit_is_told_by_the_compiler(message):
     def compile(self):
       raise jax.errors.JaxRuntimeError(f'RESOURCE_EXHAUSTED: {message}')
 
-  figures = programs._compile(Lowered())
+  figures = programs._compile(Lowered(), jax.devices()[0])
   assert figures.memory is None and figures.missing / 2**30 == 4.75
 
 
@@ -116,7 +116,7 @@ def test_parameters_are_gathered_before_their_products():
                    for shape in ((16 * 1024, 1024), (1024, 4096)))
   own = 2 * 1024 * 1024 * 4096  # the compiler counts FLOPs in a loop once
   plain, ours = (
-      programs._compile(product.lower(rows, weights)).flops
+      programs._compile(product.lower(rows, weights), mesh.devices.flat[0]).flops
       for product in (jax.jit(jnp.matmul, out_shardings=split),
                       sharding.with_mesh(jnp.matmul, mesh, 'fsdp', out_shardings=split)))
   assert plain < own / 3 and ours == own
