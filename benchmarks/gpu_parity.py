@@ -34,6 +34,7 @@ _LENGTHS = flags.DEFINE_multi_integer('length', [128, 512], 'Tokens in a row.')
 _ROWS = flags.DEFINE_integer('rows', 8, 'Rows of the batch.')
 
 _PATHS = {'float32': ('float32', 'xla'), 'bfloat16': ('bfloat16', 'xla'),
+          'bfloat16, Triton': ('bfloat16', 'triton'),
           'bfloat16, cuDNN': ('bfloat16', 'cudnn')}
 
 

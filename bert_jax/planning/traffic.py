@@ -60,15 +60,15 @@ def _moved(module: hlo.Module, inside: dict[str, Instruction], x: Instruction) -
 
 def _source(inside: dict[str, Instruction], name: str) -> tuple[str, ...]:
   """The array behind bitcasts: the instruction that made it, and its place in a tuple."""
-  place = ()
+  at = ()
   while name in inside:
     x = inside[name]
     if x.opcode == 'get-tuple-element':
-      place = (re.search(r'index=(\d+)', x.attributes)[1], *place)
+      at = (re.search(r'index=(\d+)', x.attributes)[1], *at)
     elif x.opcode not in ('bitcast', 'opt-barrier'):
       break
     name = x.operands[0]
-  return (name, *place)
+  return (name, *at)
 
 
 def _read(module: hlo.Module, inside: dict[str, Instruction], x: Instruction,
@@ -137,8 +137,8 @@ def _size(x: Instruction) -> int:
   return sum(array.size for array in hlo.arrays(x.result))
 
 
-def _place(x: Instruction) -> tuple[str, str, str]:
-  """(part, module, kind), parsed from JAX's name of the operation."""
+def place(x: Instruction) -> tuple[str, str, str]:
+  """(part, module, kind) of an instruction, parsed from JAX's name of the operation."""
   match = re.search(r'op_name="(jit\([^":]*)', x.attributes)
   if not match:
     return '', '', x.opcode
@@ -162,10 +162,10 @@ def operations(text: str) -> list[Operation]:
     cycles = int(match[1]) if match else 0
     # Bookkeeping instructions cost nothing and would only fill the table.
     if size or cycles:
-      place = _place(x)
-      count, *sums = totals.get(place, (0, 0, 0))
-      totals[place] = count + 1, sums[0] + times * size, sums[1] + times * cycles
-  return sorted((Operation(*place, *values) for place, values in totals.items()),
+      key = place(x)
+      count, *sums = totals.get(key, (0, 0, 0))
+      totals[key] = count + 1, sums[0] + times * size, sums[1] + times * cycles
+  return sorted((Operation(*key, *values) for key, values in totals.items()),
                 key=lambda operation: -operation.bytes)
 
 
