@@ -49,7 +49,7 @@ class BertConfig:
   # bfloat16, or float32 on a CPU that does not multiply bfloat16 faster. A run replaces
   # auto once it knows its devices.
   dtype: str = 'float32'
-  # xla, or a kernel: fused (TPU), splash (TPU) or cudnn (GPU). splash and cudnn need
+  # xla, or a kernel: fused or splash (TPU), triton or cudnn (GPU). splash and cudnn need
   # attention_dropout=0. auto = the best for the device and the row length.
   attention: str = 'auto'
   # The backward pass recomputes nothing (none), all but the matmuls (dots) or all (full).
