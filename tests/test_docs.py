@@ -173,7 +173,8 @@ def test_command(line, run, workdir, tmp_path, corpus_file, fine_tuned):
   if re.search(r'configs/(sequence_|token_|question_|multiple_|reranking|sentence_)', line):
     line = finetuning(line, workdir, tmp_path)
   elif 'bert_jax.plan' in line:
-    line = re.sub('v5e:4x4|h100:8', 'local', line) + " --config.model.num_layers=1 --config.phases='()'"
+    line = re.sub('v5e:4x4|h100:8', 'local', line)
+    line += " --config.model.num_layers=1 --config.phases='()'"
     line += ''.join(f' --config.{name}={value}' for name, value in SMALL.items())
   elif 'gpu.sh' in line:  # its other parts take minutes
     line = line.replace('records/wiki runs/gpu', f'{tmp_path} {tmp_path}/gpu versions')

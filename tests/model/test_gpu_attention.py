@@ -195,7 +195,7 @@ def test_why_a_model_cannot_use_them(monkeypatch):
 
 def test_a_local_layer_reads_only_its_window():
   """The work of a long row grows with its length, not with its square."""
-  shape = gpu_attention._Shape(8192, 64, 0.0, 64, True)
+  shape = gpu_attention.Shape(8192, 64, 0.0, 64, True)
   first, end = shape.visited(jnp.int32(4096), 128, 64)
   assert (int(first), int(end)) == (63, 67)  # 4032 to 4287
   assert [int(x) for x in shape.visited(jnp.int32(0), 128, 64)] == [0, 3]

@@ -1,0 +1,242 @@
+"""The bodies of the kernels of `gpu_attention`: what one program computes.
+
+A program has one row and one head. Its references are to that row and head, so that
+query, key, value and gradient are [L, K].
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as pltriton
+import jax.numpy as jnp
+import numpy as np
+
+from bert_jax.model import dropout_bits
+from bert_jax.model.layers import MASKED
+
+LEAST = 16  # tokens in a block: the fewest that a product of Triton takes
+_LOG2_E = math.log2(math.e)
+
+
+class Shape(NamedTuple):
+  """Static arguments of the kernels."""
+
+  length: int  # L
+  width: int  # K
+  rate: float  # share of dropped weights
+  reach: int | None  # visible tokens on either side; None = the whole text
+  interpret: bool  # True = run the kernel in Pallas' interpreter, off GPUs
+
+  def block(self, most: int) -> int:
+    """The tokens in a block: a power of two, at most `most`."""
+    return min(most, max(LEAST, pl.next_power_of_2(self.length)))
+
+  def visited(self, start: jax.Array, size: int, block: int) -> tuple:
+    """The blocks of keys that the queries in [start, start + size) see, and reversely."""
+    count = pl.cdiv(self.length, block)
+    if self.reach is None:
+      return 0, count
+    first = jnp.maximum(start - self.reach, 0) // block
+    last = jnp.minimum(start + size - 1 + self.reach, self.length - 1) // block
+    return first, jnp.minimum(last + 1, count)
+
+
+class Inputs(NamedTuple):
+  """Arrays, or a program's references to its row and head."""
+
+  qkv: Any  # [B, L, H, 3, K]; in a kernel query, key and value, each [L, K]
+  bias: Any  # [H, 3, K], to be added; in a kernel [3, K]; None = zeros
+  text_ids: Any  # [B, L] int32; in a kernel [L]
+  words: Any  # [2] uint32, of the dropout's key
+  rows: Any  # [B] uint32, the indices of the rows, counted over all devices
+  heads: Any  # [H] uint32, the indices of the heads, counted over all devices
+
+
+class _Seed(NamedTuple):
+  """What the dropped weights of a program depend on, besides their place in the row."""
+
+  words: tuple[jax.Array, jax.Array]
+  row: jax.Array
+  head: jax.Array
+
+
+class _Tokens(NamedTuple):
+  """A block of tokens of a row."""
+
+  start: jax.Array  # the place of the first one in the row
+  at: jax.Array  # [tokens] int32, the places in the row
+  ids: jax.Array  # [tokens] int32, the text ids; -1 past the end of the row
+
+
+def _load(ref, shape: Shape, start, size: int, other=0) -> jax.Array:
+  """`size` tokens of a reference [L, ...]; `other` past the end of the row."""
+  index = (pl.ds(start, size), *[slice(None)] * (len(ref.shape) - 1))
+  if shape.length % size == 0:
+    return ref[index]
+  is_inside = start + jnp.arange(size) < shape.length
+  mask = is_inside if len(ref.shape) == 1 else jnp.broadcast_to(
+      is_inside[:, None], (size, *ref.shape[1:]))
+  return pltriton.load(ref.at[index], mask=mask, other=other)
+
+
+def _store(ref, shape: Shape, start, x: jax.Array, *part: int):
+  """Stores tokens of `ref[:, *part]`, [L, ...], except past the end of the row."""
+  # Old versions of Pallas do not take Python's integers together with a mask.
+  index = (pl.ds(start, x.shape[0]), *map(np.int32, part), *[slice(None)] * (x.ndim - 1))
+  x = x.astype(ref.dtype)
+  if shape.length % x.shape[0] == 0:
+    ref[index] = x
+    return
+  is_inside = start + jnp.arange(x.shape[0]) < shape.length
+  mask = is_inside if x.ndim == 1 else jnp.broadcast_to(is_inside[:, None], x.shape)
+  pltriton.store(ref.at[index], x, mask=mask)
+
+
+def _tokens(refs: Inputs, shape: Shape, start, size: int) -> _Tokens:
+  ids = _load(refs.text_ids, shape, start, size, other=-1)
+  return _Tokens(start, start + jnp.arange(size), ids)
+
+
+def _vectors(refs: Inputs, i: int, shape: Shape, start, size: int) -> jax.Array:
+  """Queries (i = 0), keys (1) or values (2) of some tokens: [tokens, K]."""
+  x = _load(refs.qkv[i], shape, start, size)
+  return x if refs.bias is None else x + refs.bias[i, :][None, :]
+
+
+def _seed(refs: Inputs) -> _Seed:
+  """Read outside of the loops, which cannot read program ids in tests."""
+  return _Seed((refs.words[0], refs.words[1]), refs.rows[pl.program_id(0)],
+               refs.heads[pl.program_id(1)])
+
+
+def _scores(shape: Shape, query, key, queries: _Tokens, keys: _Tokens) -> jax.Array:
+  """The scores for a softmax in base 2: [queries, keys] float32."""
+  scores = pltriton.dot(query, key, trans_b=True)
+  scores *= np.float32(_LOG2_E / math.sqrt(shape.width))
+  # A query in the padding sees the padding, so that its sum is not zero.
+  visible = queries.ids[:, None] == keys.ids[None, :]
+  if shape.reach is not None:
+    visible &= jnp.abs(queries.at[:, None] - keys.at[None, :]) <= shape.reach
+  return jnp.where(visible, scores, MASKED)
+
+
+def _drop(shape: Shape, seed: _Seed, queries: _Tokens, keys: _Tokens,
+          *weights: jax.Array) -> tuple[jax.Array, ...]:
+  """Drops the same places of each [queries, keys] array."""
+  if not shape.rate:
+    return weights
+  keep = dropout_bits.keeps_weight(*seed, queries.at[:, None],
+                                   keys.at[None, :], shape.length, shape.rate)
+  return tuple(jnp.where(keep, x / np.float32(1 - shape.rate), 0) for x in weights)
+
+
+def forward_kernel(shape, sizes, refs, out, sums):
+  """Attention of a block of queries."""
+  seed, start = _seed(refs), pl.program_id(2) * sizes[0]
+  q = _vectors(refs, 0, shape, start, sizes[0])
+  queries = _tokens(refs, shape, start, sizes[0])
+
+  def add(j, carry):
+    total, most, sums = carry
+    at = j * sizes[1]
+    keys = _tokens(refs, shape, at, sizes[1])
+    scores = _scores(shape, q, _vectors(refs, 1, shape, at, sizes[1]), queries, keys)
+    new_most = jnp.maximum(most, scores.max(-1))
+    weights = jnp.exp2(scores - new_most[:, None])
+    shrink = jnp.exp2(most - new_most)
+    sums = sums * shrink + weights.sum(-1)
+    weights, = _drop(shape, seed, queries, keys, weights)
+    v = _vectors(refs, 2, shape, at, sizes[1])
+    total = total * shrink[:, None] + pltriton.dot(weights.astype(v.dtype), v)
+    return total, new_most, sums
+
+  empty = (jnp.zeros(q.shape, jnp.float32), jnp.full(sizes[:1], 2 * MASKED, jnp.float32),
+           jnp.zeros(sizes[:1], jnp.float32))
+  total, most, sum_of_weights = jax.lax.fori_loop(
+      *shape.visited(start, *sizes), add, empty)
+  _store(out, shape, start, total / sum_of_weights[:, None])
+  _store(sums, shape, start, most + jnp.log2(sum_of_weights))
+
+
+def _weights(shape: Shape, seed: _Seed, q, k, queries: _Tokens, keys: _Tokens, sums,
+             d_weights) -> tuple[jax.Array, jax.Array, jax.Array]:
+  """(weights, weights after dropout, `d_weights` after dropout), [queries, keys]."""
+  scores = _scores(shape, q, k, queries, keys)
+  # Past the end of the row the weights are zero, so that sums over tokens are right.
+  log_sums = _load(sums, shape, queries.start, q.shape[0], other=-MASKED)
+  weights = jnp.exp2(scores - log_sums[:, None])
+  return weights, *_drop(shape, seed, queries, keys, weights, d_weights)
+
+
+def _store_gradient(results, shape: Shape, i: int, number, start, x: jax.Array):
+  """Stores the gradient of a block of vectors, and its share of the bias's gradient."""
+  d_qkv, d_bias = results
+  _store(d_qkv, shape, start, x, i)
+  if d_bias is not None:
+    d_bias[number, i, :] = x.sum(0)
+
+
+def whole_backward_kernel(shape, sizes, refs, gradient, sums, *results):
+  """The gradients of query, key and value of a row of one block."""
+  size, scale = sizes[0], np.float32(1 / math.sqrt(shape.width))
+  q, k, v = (_vectors(refs, i, shape, 0, size) for i in range(3))
+  g, tokens = _load(gradient, shape, 0, size), _tokens(refs, shape, 0, size)
+  weights, dropped, d_weights = _weights(
+      shape, _seed(refs), q, k, tokens, tokens, sums, pltriton.dot(g, v, trans_b=True))
+  d_value = pltriton.dot(dropped.astype(g.dtype), g, trans_a=True)
+  mean = (weights * d_weights).sum(-1, keepdims=True)
+  d_scores = (weights * (d_weights - mean) * scale).astype(q.dtype)
+  d_query, d_key = pltriton.dot(d_scores, k), pltriton.dot(d_scores, q, trans_a=True)
+  for i, x in enumerate((d_query, d_key, d_value)):
+    _store_gradient(results, shape, i, 0, 0, x)
+
+
+def backward_kernel(shape, sizes, refs, gradient, sums, means, *results):
+  """The gradient of a block of queries, or the gradients of a block of keys and values."""
+  seed, size, scale = _seed(refs), sizes[0], np.float32(1 / math.sqrt(shape.width))
+  program, count = pl.program_id(2), pl.cdiv(shape.length, size)
+
+  def of_scores(q, k, v, g, queries, keys):
+    """(weights after dropout, gradient of the scores), [queries, keys]."""
+    weights, dropped, d_weights = _weights(
+        shape, seed, q, k, queries, keys, sums, pltriton.dot(g, v, trans_b=True))
+    mean = _load(means, shape, queries.start, size)[:, None]
+    return dropped.astype(g.dtype), (weights * (d_weights - mean) * scale).astype(q.dtype)
+
+  def by_query():
+    start = program * size
+    q, g = _vectors(refs, 0, shape, start, size), _load(gradient, shape, start, size)
+    queries = _tokens(refs, shape, start, size)
+
+    def add(j, d_query):
+      k, v = (_vectors(refs, i, shape, j * size, size) for i in (1, 2))
+      keys = _tokens(refs, shape, j * size, size)
+      return d_query + pltriton.dot(of_scores(q, k, v, g, queries, keys)[1], k)
+
+    d_query = jax.lax.fori_loop(*shape.visited(start, size, size), add,
+                                jnp.zeros(q.shape, jnp.float32))
+    _store_gradient(results, shape, 0, program, start, d_query)
+
+  def by_key():
+    number = program - count
+    at = number * size
+    k, v = (_vectors(refs, i, shape, at, size) for i in (1, 2))
+    keys = _tokens(refs, shape, at, size)
+
+    def add(i, totals):
+      q, g = (_vectors(refs, 0, shape, i * size, size),
+              _load(gradient, shape, i * size, size))
+      queries = _tokens(refs, shape, i * size, size)
+      dropped, d_scores = of_scores(q, k, v, g, queries, keys)
+      return (totals[0] + pltriton.dot(d_scores, q, trans_a=True),
+              totals[1] + pltriton.dot(dropped, g, trans_a=True))
+
+    totals = jax.lax.fori_loop(
+        *shape.visited(at, size, size), add, (jnp.zeros(k.shape, jnp.float32),) * 2)
+    for i, x in enumerate(totals, 1):
+      _store_gradient(results, shape, i, number, at, x)
+
+  # One kernel writes all three gradients side by side, without a copy between two.
+  jax.lax.cond(program < count, by_query, by_key)
