@@ -40,6 +40,9 @@ class Collective(NamedTuple):
 
 def _result_size(result: str, asynchronous: bool) -> int:
   """Bytes of a result; an asynchronous start returns (operands, results[, contexts])."""
+  # The GPU compiler writes the operands as a tuple in the tuple, without contexts.
+  if asynchronous and result.startswith('(('):
+    result, asynchronous = result[2 + hlo.closing(result[2:]):], False
   sizes = [array.size for array in hlo.arrays(result)]
   if not asynchronous or not result.startswith('('):
     return sum(sizes)

@@ -50,7 +50,7 @@ class Instruction(NamedTuple):
     return re.search(rf'\b{attribute}=%?([\w.-]+)', self.attributes)[1]
 
 
-def _closing(text: str) -> int:
+def closing(text: str) -> int:
   """The index of the parenthesis that closes the one before `text`."""
   depth = 1
   for i, letter in enumerate(text):
@@ -67,12 +67,12 @@ def _instruction(line: str) -> Instruction | None:
   root, name, rest = match.groups()
   # The type of a tuple contains spaces and nested parentheses.
   if rest.startswith('('):
-    end = _closing(rest[1:]) + 2
+    end = closing(rest[1:]) + 2
     result, rest = rest[:end], rest[end + 1:]
   else:
     result, _, rest = rest.partition(' ')
   opcode, _, rest = rest.partition('(')
-  end = _closing(rest)
+  end = closing(rest)
   # A parameter has a number and a constant has a value, not names of instructions.
   names = (re.findall(r'%([\w.-]+)', rest[:end])
            if opcode not in ('parameter', 'constant') else [rest[:end]])

@@ -9,7 +9,7 @@ import pytest
 
 from bert_jax.errors import UserError
 from bert_jax.parallel import chip_figures, gpu_topology, topology
-from bert_jax.planning import estimate, flops, planner, traffic
+from bert_jax.planning import collectives, estimate, flops, planner, traffic
 from tests.planning.test_programs import small_config
 
 needs_compiler = pytest.mark.skipif(bool(gpu_topology.missing()), reason=gpu_topology.missing())
@@ -26,6 +26,15 @@ def test_a_gpus_text_counted_by_hand():
       ('fusion-start', update), ('custom-call', kernel), ('fusion', product)}
   assert traffic.of_products(HLO) == product
   assert flops.products(HLO) == 2 * 64 * 32 * 16
+
+
+@pytest.mark.parametrize('result, size', [
+    ('((f32[30592,96]{0,1}), f32[30592,768]{0,1})', 30592 * 768 * 4),
+    ('((bf16[96,768]{1,0}, f32[8,8,2]{2,1,0}), (bf16[768,768]{1,0}, f32[64,8,2]{2,1,0}))',
+     768 * 768 * 2 + 64 * 8 * 2 * 4),
+    ('((f32[768,2]{1,0}, f32[768,512]{1,0}), (f32[96,2]{1,0}, f32[96,512]{1,0}))', 96 * 514 * 4)])
+def test_the_results_of_exchanges_on_gpus(result, size):
+  assert collectives._result_size(result, asynchronous=True) == size
 
 
 @pytest.mark.parametrize('name, message', [
