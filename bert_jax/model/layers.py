@@ -106,7 +106,10 @@ class AddAndNorm(nn.Module):
 
 
 def _has_norm_kernel(module: nn.Module, x: jax.Array) -> bool:
-  if not sharding.has_triton() or module.is_initializing() or x.ndim != 3:
+  # Exported programs ask for xla: they run anywhere, with any number of tokens.
+  if module.config.attention == 'xla' or module.is_initializing() or x.ndim != 3:
+    return False
+  if not sharding.has_triton():
     return False
   from bert_jax.model import gpu_norm  # imports Pallas, which is slow
   return gpu_norm.can_run(x.shape[-1])

@@ -98,6 +98,17 @@ def test_widths_and_meshes_without_the_kernel(monkeypatch):
     assert not gpu_norm.can_run(768)
 
 
+@pytest.mark.parametrize('attention, uses', [('auto', True), ('triton', True), ('xla', False)])
+def test_xla_means_no_kernel_at_all(attention, uses, monkeypatch):
+  """Exports ask for xla, because they must run everywhere."""
+  monkeypatch.setattr(sharding, 'has_triton', lambda: True)
+  monkeypatch.setattr(gpu_norm, 'norm', lambda x, *_, **__: (jnp.zeros_like(x), None))
+  config = BertConfig(hidden_size=32, num_heads=4, attention=attention)
+  norm, x = layers.LayerNorm(config), jnp.ones((2, 3, 32)).at[0].set(jnp.arange(32))
+  params = norm.init(jax.random.key(0), x)
+  assert bool(jnp.any(norm.apply(params, x) != 0)) != uses
+
+
 @pytest.mark.parametrize('kind, config', [
     (Encoder, BertConfig(vocab_size=50, hidden_size=32, num_layers=2, num_heads=4,
                          intermediate_size=64, max_positions=128)),
