@@ -103,11 +103,15 @@ def _half_gradients(x: jax.Array, y: jax.Array) -> jax.Array:
 def _half_gradients_backward(factors, gradient):
   x, y = factors
   gradient = gradient.astype(x.dtype)
-  of_x = _multiply(gradient, y).astype(x.dtype)
-  # The table of the decoder has no axes of rows.
+  # The table of the decoder has no axes of rows. A transpose or a reshape would keep XLA
+  # from computing the gradient of the logits within the products.
   if y.ndim == 2:
-    gradient, x = (z.reshape(-1, z.shape[-1]) for z in (gradient, x))
-  return of_x, _multiply(gradient.swapaxes(-1, -2), x).astype(y.dtype)
+    rows = tuple(range(x.ndim - 1))
+    of_y = jnp.tensordot(gradient, x, (rows, rows), preferred_element_type=jnp.float32)
+  else:
+    of_y = jnp.einsum('...nm,...nk->...mk', gradient, x,
+                      preferred_element_type=jnp.float32)
+  return _multiply(gradient, y).astype(x.dtype), of_y.astype(y.dtype)
 
 
 _half_gradients.defvjp(lambda x, y: (_half_gradients(x, y), (x, y)),
