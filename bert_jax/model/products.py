@@ -15,7 +15,6 @@ import jax.numpy as jnp
 
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.parallel import sharding
-from bert_jax.runtime import platforms
 
 
 def activation_dtype(config: BertConfig) -> jnp.dtype:
@@ -90,39 +89,6 @@ def product(x: jax.Array, y: jax.Array, dtype: jnp.dtype) -> jax.Array:
   return x.astype(dtype) @ y.astype(dtype)
 
 
-@jax.custom_vjp
-def _half_gradients(x: jax.Array, y: jax.Array) -> jax.Array:
-  """x y^T in float32, whose gradients are products of bfloat16 factors.
-
-  JAX would multiply the float32 gradient with the other factor in float32, at half the
-  speed of a GPU and with twice the traffic.
-  """
-  return _einsum_with_transposed(x, y)
-
-
-def _half_gradients_backward(factors, gradient):
-  x, y = factors
-  gradient = gradient.astype(x.dtype)
-  # The table of the decoder has no axes of rows. A transpose or a reshape would keep XLA
-  # from computing the gradient of the logits within the products.
-  if y.ndim == 2:
-    rows = tuple(range(x.ndim - 1))
-    of_y = jnp.tensordot(gradient, x, (rows, rows), preferred_element_type=jnp.float32)
-  else:
-    of_y = jnp.einsum('...nm,...nk->...mk', gradient, x,
-                      preferred_element_type=jnp.float32)
-  return _multiply(gradient, y).astype(x.dtype), of_y.astype(y.dtype)
-
-
-_half_gradients.defvjp(lambda x, y: (_half_gradients(x, y), (x, y)),
-                       _half_gradients_backward)
-
-
-def _einsum_with_transposed(x: jax.Array, y: jax.Array) -> jax.Array:
-  axes = '...k,mk->...m' if y.ndim == 2 else '...nk,...mk->...nm'
-  return jnp.einsum(axes, x, y, preferred_element_type=jnp.float32)
-
-
 def product_with_transposed(x: jax.Array, y: jax.Array, dtype: jnp.dtype) -> jax.Array:
   """x y^T, both cast to `dtype`.
 
@@ -136,7 +102,6 @@ def product_with_transposed(x: jax.Array, y: jax.Array, dtype: jnp.dtype) -> jax
   """
   if _is_half_on_cpu(dtype):
     return _on_cpu(x, y, with_transposed=True)
-  x, y = x.astype(dtype), y.astype(dtype)
-  if dtype == jnp.bfloat16 and sharding.platform() in platforms.GPU:
-    return _half_gradients(x, y)
-  return _einsum_with_transposed(x, y)
+  axes = '...k,mk->...m' if y.ndim == 2 else '...nk,...mk->...nm'
+  return jnp.einsum(axes, x.astype(dtype), y.astype(dtype),
+                    preferred_element_type=jnp.float32)

@@ -54,26 +54,6 @@ def test_values_and_gradients_are_products_of_rounded_factors(shapes, with_trans
       y_gradient, expected.swapaxes(-1, -2) if with_transposed else expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize('shapes', SHAPES)
-def test_a_gpu_multiplies_gradients_in_bfloat16(shapes, monkeypatch):
-  monkeypatch.setattr('bert_jax.parallel.sharding.platform', lambda: 'gpu')
-  x, y = random(0, shapes[0]), random(1, shapes[1]).swapaxes(-1, -2)
-  multiply = lambda x, y: products.product_with_transposed(x, y, jnp.dtype('bfloat16'))  # noqa: E731
-  out, pull = jax.vjp(multiply, x, y)
-  np.testing.assert_allclose(out, rounded(x) @ rounded(y).swapaxes(-1, -2), rtol=1e-5, atol=1e-5)
-  gradient = random(2, out.shape)
-  x_gradient, y_gradient = pull(gradient)
-  assert out.dtype == x_gradient.dtype == y_gradient.dtype == jnp.float32
-  np.testing.assert_allclose(x_gradient, rounded(gradient) @ rounded(y), rtol=1e-2, atol=1e-2)
-  rows, of_rows = rounded(x), rounded(gradient)
-  if y.ndim == 2:
-    rows, of_rows = (a.reshape(-1, a.shape[-1]) for a in (rows, of_rows))
-  np.testing.assert_allclose(y_gradient, of_rows.swapaxes(-1, -2) @ rows, rtol=1e-2, atol=3e-2)
-  text = jax.jit(lambda g: pull(g)).lower(gradient).as_text()
-  factors = [line for line in text.splitlines() if 'dot_general' in line]
-  assert len(factors) == 2 and all(line.count('bf16') >= 2 for line in factors)
-
-
 def test_gradients_have_the_dtypes_of_the_factors():
   x, y = jnp.asarray(random(0, (5, 7)), jnp.bfloat16), random(1, (7, 3))
 
