@@ -43,7 +43,8 @@ _TARGETS = {
                     7_672_320_000_000, 132_644_864, 233_472, 8),
     'gb200': _Target('NVIDIA GB200', (10, 0), 152, 128, 2.062, 197_897_748_480,
                      7_928_064_000_000, 135_528_448, 233_472, 4)}
-KNOWN = tuple(_TARGETS)
+# {name: cards on a host}
+KNOWN = {name: target.cards for name, target in _TARGETS.items()}
 _TEXT = """
 gpu_device_info {{
   threads_per_block_limit: 1024 threads_per_warp: 32 threads_per_core_limit: 2048
@@ -75,7 +76,7 @@ def missing() -> str:
 def _shape(name: str) -> tuple[_Target, int, int]:
   """('h100:2x8') -> (H100, 2 hosts, 8 cards on each); raises UserError."""
   card, _, shape = name.partition(':')
-  most = ', '.join(f'{name}:{target.cards}' for name, target in _TARGETS.items())
+  most = ', '.join(f'{name}:{most}' for name, most in KNOWN.items())
   known = f'use a card with its number on a host, up to {most}, or hosts x cards, h100:2x8'
   require(card in _TARGETS, f'--topology={name} is unknown: {known}')
   hosts, _, cards = shape.rpartition('x')

@@ -32,7 +32,7 @@ def get(name: str, slices: int = 1) -> list[jax.Device]:
   if generation in gpu_topology.KNOWN:
     return gpu_topology.get(name)
   known = '; '.join(f'{g}:{", ".join(shapes)}' for g, shapes in KNOWN.items())
-  gpus = ', '.join(f'{card}:8' for card in gpu_topology.KNOWN)
+  gpus = ', '.join(f'{card}:{most}' for card, most in gpu_topology.KNOWN.items())
   require(shape in KNOWN.get(generation, ()),
           f'--topology={name} is unknown: use {known}; GPUs, {gpus}; or local')
   require(importlib.util.find_spec('libtpu') is not None,
