@@ -55,7 +55,7 @@ class Inputs(NamedTuple):
 
 
 class _Seed(NamedTuple):
-  """What the dropped weights of a program depend on, besides their place in the row."""
+  """The key, row and head of a program; with the place in a row they decide what drops."""
 
   words: tuple[jax.Array, jax.Array]
   row: jax.Array

@@ -140,7 +140,10 @@ class Lora:
     return {'base': whole, 'task': self.task.frozen}
 
   def with_config(self, config: BertConfig) -> 'Lora':
-    return dataclasses.replace(self, task=self.task.with_config(config), base=None)
+    # Plans change the number of layers, which the base of a run does not fit.
+    is_same_size = config.num_layers == self.model.config.num_layers
+    return dataclasses.replace(self, task=self.task.with_config(config),
+                               base=self.base if is_same_size else None)
 
   def init(self, key: jax.Array) -> Any:
     return trained(self.task.init(key), self.config, jax.random.fold_in(key, 0))

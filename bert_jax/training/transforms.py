@@ -102,7 +102,7 @@ def _orthogonalize(dtype: jnp.dtype, x: jax.Array) -> jax.Array:
 
 
 def _orthogonalize_all(dtype: jnp.dtype, updates: Any) -> Any:
-  """Orthogonalizes every [..., M, N] matrix; those of one shape in one batch.
+  """Orthogonalizes every [..., M, N] matrix. Matrices of one shape share a batch.
 
   Batches matter on GPUs: the products of a small model take less time than their launch.
   """

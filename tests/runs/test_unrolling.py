@@ -1,5 +1,6 @@
 """A run on a GPU has no loop over layers, unless it is too short for the compilation."""
 
+import dataclasses
 import types
 
 from ml_collections import FrozenConfigDict
@@ -9,7 +10,9 @@ import pytest
 from bert_jax import config as config_lib
 from bert_jax.config_fields import changed
 from bert_jax.data.phases import Phase
+from bert_jax.model.bert_config import BertConfig
 from bert_jax.runs import unrolling
+from bert_jax.training import lora
 
 
 def mesh(kind, platform, count=1):
@@ -43,3 +46,14 @@ def test_the_duration_follows_from_flops():
   eight = mesh('NVIDIA H100 80GB HBM3', 'gpu', 8)
   assert unrolling.seconds(task, phases, eight) == pytest.approx(flops / (0.4 * 989e12) / 8)
   assert unrolling.seconds(task, phases, mesh('NVIDIA X', 'gpu')) == np.inf
+
+
+@pytest.mark.parametrize('layers, keeps', [(2, True), (1, False)])
+def test_a_lora_run_keeps_its_base(layers, keeps):
+  """Without it the frozen model would be zeros."""
+  config = BertConfig(num_layers=2, scan_unroll=0)
+  task = types.SimpleNamespace(model=types.SimpleNamespace(config=config), loss_weights={},
+                               with_config=lambda config: task)
+  adapted = lora.Lora(task, lora.LoraConfig(rank=2), base={'kernel': np.ones(3)})
+  other = adapted.with_config(dataclasses.replace(config, num_layers=layers, scan_unroll=layers))
+  assert (other.base is not None) == keeps
