@@ -19,6 +19,7 @@ from bert_jax.data.tokens import Tokens
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.model.layers import MASKED, Biased, truncated_normal, zeros
 from bert_jax.model.products import product, product_with_transposed
+from bert_jax.model.rotary import rotate
 
 
 class Mask(NamedTuple):
@@ -33,17 +34,19 @@ class Mask(NamedTuple):
 class Heads(NamedTuple):
   """Query, key and value of every head."""
 
-  query: jax.Array  # [B, L, H, K]
+  query: jax.Array  # [B, L, H, K], rotated if there are angles, as the key
   key: jax.Array  # [B, L, H, K]
   value: jax.Array  # [B, L, H, K]
-  projected: Biased | None  # all three, as `side_by_side` returns; None after rotation
+  # All three before rotation, [B, L, H * 3 * K]: the three of a head are adjacent.
+  projected: Biased
+  angles: jax.Array | None = None  # [2, B, L, 1, K / 2], of `rotary`
 
-  def side_by_side(self) -> Biased:
-    """[B, L, H * 3 * K]: query, key and value of a head are adjacent."""
-    if self.projected is not None:
-      return self.projected
+  def side_by_side(self) -> jax.Array:
+    """All three with biases and rotated, in the order of `projected`: [B, L, H * 3 * K]."""
+    if self.angles is None:
+      return self.projected.sum()
     parts = jnp.stack([self.query, self.key, self.value], axis=3)  # [B, L, H, 3, K]
-    return Biased(parts.reshape(*self.query.shape[:2], -1), None)
+    return parts.reshape(*self.query.shape[:2], -1)
 
 
 class Dropout(NamedTuple):
@@ -205,7 +208,7 @@ class Attend:
       ([B, L, H * K] or [B, L, H, K] in the dtype of the query, the weights [B, H, L, L]
       before dropout if `keeps_weights`).
     """
-    query, key, value, _ = heads
+    query, key, value, *_ = heads
     length, is_local = query.shape[1], reach is not None
     # Blocks compute 3 * reach weights per token, which saves work only in longer rows.
     # In an exported program the length is symbolic and cannot be split into blocks.
@@ -236,7 +239,7 @@ class SelfAttention(nn.Module):
 
   @nn.compact
   def __call__(self, x: jax.Array, mask: Mask, *, deterministic: bool,
-               rotate: Callable[[jax.Array], jax.Array] | None = None
+               angles: jax.Array | None = None
                ) -> tuple[Biased, jax.Array | None]:
     """Attends within the texts; the layer adds the result to `x`.
 
@@ -244,7 +247,7 @@ class SelfAttention(nn.Module):
       x: [B, L, D].
       mask: from `Attend.mask`.
       deterministic: no dropout.
-      rotate: maps query and key, [B, L, H, K] -> [B, L, H, K]; for rotary positions.
+      angles: [2, B, L, 1, K / 2], of `rotary`; None = no rotary positions.
 
     Returns:
       ([B, L, D], the weights [B, H, L, L] if `attend` keeps them).
@@ -271,9 +274,9 @@ class SelfAttention(nn.Module):
     qkv, split = in_parts(projected.sum()), (*x.shape[:2], c.num_heads, 3, c.head_size)
     query, key, value = (qkv.reshape(split)[:, :, :, i] for i in range(3))  # [B, L, H, K]
     projected = projected._replace(product=in_parts(projected.product))
-    if rotate:
-      query, key, projected = rotate(query), rotate(key), None
-    out, weights = self.attend(Heads(query, key, value, projected), mask, dropout,
+    if angles is not None:
+      query, key = rotate(query, angles), rotate(key, angles)
+    out, weights = self.attend(Heads(query, key, value, projected, angles), mask, dropout,
                                self.reach)
     out_stddev = c.initializer_range if self.out_stddev is None else self.out_stddev
     out = out.reshape(*x.shape[:2], width)

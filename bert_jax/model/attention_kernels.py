@@ -48,7 +48,7 @@ def _fused(heads: Heads, text_ids: jax.Array, dropout: Dropout) -> jax.Array:
 
   key = dropout.key() if dropout.rate else None
   return fused_attention.attend(
-      heads.side_by_side().sum(), text_ids, heads.query.shape[-1], dropout.rate, key)
+      heads.side_by_side(), text_ids, heads.query.shape[-1], dropout.rate, key)
 
 
 def _splash_obstacle(config: BertConfig, length: int, heads: int) -> str:
@@ -72,7 +72,7 @@ def splash(heads: Heads, segment_ids: jax.Array, dropout: Dropout) -> jax.Array:
   """
   from jax.experimental.pallas.ops.tpu import splash_attention as library  # slow import
 
-  query, key, value, _ = heads
+  query, key, value, *_ = heads
   length, interpret = query.shape[1], sharding.platform() != 'tpu'
   block = next(size for size in _SPLASH_BLOCKS if length % size == 0)
   # The fused backward kernel computes the weights once for all three gradients.

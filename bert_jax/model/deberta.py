@@ -178,7 +178,7 @@ class RelativePositions(nn.Module):
       table = table[first:first + rows.max() + 1]
     if c.norm_rel_ebd == 'layer_norm':
       table = LayerNorm(c, name='norm')(table)
-    return table.astype(activation_dtype(c))
+    return table.astype(activation_dtype(c.compute_dtype))
 
 
 class DisentangledAttention(attention.SelfAttention):

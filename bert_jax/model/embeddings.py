@@ -65,7 +65,7 @@ class Embeddings(nn.Module):
       # RoBERTa has one segment: ids of segment B use its row too.
       x += jnp.take(table, type_ids, axis=0, mode='clip')
     x = nn.with_logical_constraint(x, ('batch', 'seq', 'embed_act'))
-    x = self.norm(x).astype(activation_dtype(c))
+    x = self.norm(x).astype(activation_dtype(c.compute_dtype))
     return self.dropout(x, deterministic=deterministic)
 
   def decode(self, x: jax.Array) -> jax.Array:

@@ -96,7 +96,7 @@ def stacked(layer: type[nn.Module], config: BertConfig, length: int,
                    split_rngs={'params': True, 'dropout': True}, in_axes=nn.broadcast,
                    length=length, unroll=max(config.scan_unroll, 1),
                    metadata_params={nn.PARTITION_NAME: 'layers'})
-  if activation_dtype(config) == jnp.float32 or initializing:
+  if activation_dtype(config.compute_dtype) == jnp.float32 or initializing:
     return layers
   return nn.map_variables(layers, 'params',
                           functools.partial(_in_dtype, config.compute_dtype))

@@ -74,19 +74,24 @@ def _call(kernel, shape: Shape, launch: _Launch, programs: tuple[int, ...], prod
   Each head computes `products` matrix products.
   """
   batch, length, heads, _, width = inputs.qkv.shape
+  has_angles = inputs.angles is not None
 
   def part(i):
     return pl.BlockSpec((None, length, None, None, width),
                         lambda b, h, *_: (b, 0, h, i, 0))
 
+  def angles(i):
+    return pl.BlockSpec((None, None, length, None, width // 2),
+                        lambda b, *_: (i, b, 0, 0, 0))
+
   def whole(x):
     return pl.BlockSpec(x.shape, lambda *_: (0,) * x.ndim)
 
   specs = Inputs(
-      [part(i) for i in range(3)],
+      [part(i) for i in range(3)], [angles(i) for i in range(2)] if has_angles else None,
       inputs.bias if inputs.bias is None else pl.BlockSpec(
           (None, 3, width), lambda b, h, *_: (h, 0, 0)),
-      pl.BlockSpec((None, length), lambda b, *_: (b, 0)), *map(whole, inputs[3:]))
+      pl.BlockSpec((None, length), lambda b, *_: (b, 0)), *map(whole, inputs[4:]))
   weights = batch * heads * length * length
   size = sum(math.prod(x.shape) * x.dtype.itemsize
              for x in jax.tree.leaves((inputs, by_token, by_head, results)))
@@ -101,7 +106,8 @@ def _call(kernel, shape: Shape, launch: _Launch, programs: tuple[int, ...], prod
                                     transcendentals=weights, bytes_accessed=size),
       compiler_params=pltriton.CompilerParams(
           num_warps=launch.warps, num_stages=launch.stages),
-  )(inputs._replace(qkv=[inputs.qkv] * 3), *by_token, *by_head)
+  )(inputs._replace(qkv=[inputs.qkv] * 3, angles=[inputs.angles] * 2 if has_angles else None),
+    *by_token, *by_head)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -140,8 +146,8 @@ def _backward(shape, saved, gradient):
       [d_qkv, shares], [_by_token(d_qkv.shape), shares and _by_head(shares.shape)])
   if d_bias is not None:
     d_bias = d_bias.sum((0, 2)).astype(inputs.bias.dtype)
-  return inputs._replace(qkv=d_qkv, bias=d_bias, text_ids=None, words=None, rows=None,
-                         heads=None),
+  return inputs._replace(qkv=d_qkv, angles=None, bias=d_bias, text_ids=None, words=None,
+                         rows=None, heads=None),
 
 
 _attend.defvjp(_forward, _backward)
@@ -183,7 +189,7 @@ def attend(heads: Heads, text_ids: jax.Array, dropout: Dropout,
   words = jax.random.key_data(dropout.key()) if dropout.rate else jnp.zeros(2, jnp.uint32)
   # Global indices, so that dropout does not depend on the mesh.
   rows, numbers = (jnp.arange(n, dtype=jnp.uint32) for n in (batch, count))
-  qkv, bias = heads.side_by_side()
+  qkv, bias = heads.projected
   qkv = qkv.reshape(batch, length, count, 3, width)
   if bias is not None:
     bias = bias.astype(qkv.dtype).reshape(count, 3, width)
@@ -191,6 +197,7 @@ def attend(heads: Heads, text_ids: jax.Array, dropout: Dropout,
   def local(*arrays):
     return _attend(shape, Inputs(*arrays))
 
-  inputs = (_HEADS, ('heads', None, 'kv'), _ROWS, (None,), ('batch',), ('heads',))
+  inputs = (_HEADS, (None, *_ROWS, None, None), ('heads', None, 'kv'), _ROWS, (None,),
+            ('batch',), ('heads',))
   return sharding.on_each_chip(local, inputs, ('batch', 'seq', 'heads', 'kv'))(
-      qkv, bias, text_ids, words, rows, numbers)
+      qkv, heads.angles, bias, text_ids, words, rows, numbers)

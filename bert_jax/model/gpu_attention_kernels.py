@@ -2,6 +2,10 @@
 
 A program has one row and one head. Its references are to that row and head, so that
 query, key, value and gradient are [L, K].
+
+Rotary positions rotate pairs of entries, one of each half of a vector. A program cannot
+split an array, so it loads rotated vectors as two halves, and every product with them is
+the sum of the products of the halves. All other vectors are one part.
 """
 
 import math
@@ -47,6 +51,7 @@ class Inputs(NamedTuple):
   """Arrays, or a program's references to its row and head."""
 
   qkv: Any  # [B, L, H, 3, K]; in a kernel query, key and value, each [L, K]
+  angles: Any  # [2, B, L, 1, K / 2], of `rotary`; in a kernel two of [L, K / 2]; or None
   bias: Any  # [H, 3, K], to be added; in a kernel [3, K]; None = zeros
   text_ids: Any  # [B, L] int32; in a kernel [L]
   words: Any  # [2] uint32, of the dropout's key
@@ -70,21 +75,20 @@ class _Tokens(NamedTuple):
   ids: jax.Array  # [tokens] int32, the text ids; -1 past the end of the row
 
 
-def _load(ref, shape: Shape, start, size: int, other=0) -> jax.Array:
-  """`size` tokens of a reference [L, ...]; `other` past the end of the row."""
-  index = (pl.ds(start, size), *[slice(None)] * (len(ref.shape) - 1))
+def _load(ref, shape: Shape, start, size: int, *columns, other=0) -> jax.Array:
+  """`size` tokens of `ref[:, *columns]`, [L, ...]; `other` past the end of the row."""
+  index = (pl.ds(start, size), *columns)
   if shape.length % size == 0:
     return ref[index]
   is_inside = start + jnp.arange(size) < shape.length
-  mask = is_inside if len(ref.shape) == 1 else jnp.broadcast_to(
-      is_inside[:, None], (size, *ref.shape[1:]))
+  mask = is_inside if not columns else jnp.broadcast_to(
+      is_inside[:, None], (size, columns[0].size))
   return pltriton.load(ref.at[index], mask=mask, other=other)
 
 
-def _store(ref, shape: Shape, start, x: jax.Array, *part: int):
-  """Stores tokens of `ref[:, *part]`, [L, ...], except past the end of the row."""
-  # Old versions of Pallas do not take Python's integers together with a mask.
-  index = (pl.ds(start, x.shape[0]), *map(np.int32, part), *[slice(None)] * (x.ndim - 1))
+def _store(ref, shape: Shape, start, x: jax.Array, *index):
+  """Stores tokens of `ref[:, *index]`, [L, ...], except past the end of the row."""
+  index = (pl.ds(start, x.shape[0]), *index)
   x = x.astype(ref.dtype)
   if shape.length % x.shape[0] == 0:
     ref[index] = x
@@ -99,10 +103,49 @@ def _tokens(refs: Inputs, shape: Shape, start, size: int) -> _Tokens:
   return _Tokens(start, start + jnp.arange(size), ids)
 
 
-def _vectors(refs: Inputs, i: int, shape: Shape, start, size: int) -> jax.Array:
-  """Queries (i = 0), keys (1) or values (2) of some tokens: [tokens, K]."""
-  x = _load(refs.qkv[i], shape, start, size)
-  return x if refs.bias is None else x + refs.bias[i, :][None, :]
+def _columns(shape: Shape, parts: int) -> list:
+  width = shape.width // parts
+  return [pl.ds(i * width, width) for i in range(parts)]
+
+
+def _vectors(refs: Inputs, i: int, shape: Shape, start, size: int) -> list[jax.Array]:
+  """Queries (i = 0), keys (1) or values (2) of some tokens: parts [tokens, K / parts]."""
+  is_rotated = refs.angles is not None and i < 2
+  parts = []
+  for columns in _columns(shape, 2 if is_rotated else 1):
+    x = _load(refs.qkv[i], shape, start, size, columns)
+    parts.append(x if refs.bias is None else x + refs.bias[i, columns][None, :])
+  return _rotate(refs, shape, start, parts, 1) if is_rotated else parts
+
+
+def _rotate(refs: Inputs, shape: Shape, start, halves: list[jax.Array],
+            sign: int) -> list[jax.Array]:
+  """Rotates vectors by their angles, or back if `sign` is -1, in float32."""
+  first, second = (x.astype(jnp.float32) for x in halves)
+  cos, sin = (_load(ref, shape, start, len(first), *_columns(shape, 2)[:1])
+              for ref in refs.angles)
+  sin *= sign
+  rotated = first * cos - second * sin, second * cos + first * sin
+  return [x.astype(halves[0].dtype) for x in rotated]
+
+
+def _products(x: list[jax.Array], y: list[jax.Array]) -> jax.Array:
+  """x y^T of vectors in parts: [tokens of x, tokens of y] float32."""
+  return sum(pltriton.dot(a, b, trans_b=True) for a, b in zip(x, y))
+
+
+def _sums(weights: jax.Array, vectors: list[jax.Array],
+          transposed: bool = False) -> list[jax.Array]:
+  """The weighted sums of vectors, in parts [rows of weights, K / parts] float32."""
+  return [pltriton.dot(weights, x, trans_a=transposed) for x in vectors]
+
+
+def _zeros(vectors: list[jax.Array]) -> list[jax.Array]:
+  return [jnp.zeros(x.shape, jnp.float32) for x in vectors]
+
+
+def _add(x: list[jax.Array], y: list[jax.Array]) -> list[jax.Array]:
+  return [a + b for a, b in zip(x, y)]
 
 
 def _seed(refs: Inputs) -> _Seed:
@@ -113,7 +156,7 @@ def _seed(refs: Inputs) -> _Seed:
 
 def _scores(shape: Shape, query, key, queries: _Tokens, keys: _Tokens) -> jax.Array:
   """The scores for a softmax in base 2: [queries, keys] float32."""
-  scores = pltriton.dot(query, key, trans_b=True)
+  scores = _products(query, key)
   scores *= np.float32(_LOG2_E / math.sqrt(shape.width))
   # A query in the padding sees the padding, so that its sum is not zero.
   visible = queries.ids[:, None] == keys.ids[None, :]
@@ -148,15 +191,15 @@ def forward_kernel(shape, sizes, refs, out, sums):
     shrink = jnp.exp2(most - new_most)
     sums = sums * shrink + weights.sum(-1)
     weights, = _drop(shape, seed, queries, keys, weights)
-    v = _vectors(refs, 2, shape, at, sizes[1])
+    v, = _vectors(refs, 2, shape, at, sizes[1])
     total = total * shrink[:, None] + pltriton.dot(weights.astype(v.dtype), v)
     return total, new_most, sums
 
-  empty = (jnp.zeros(q.shape, jnp.float32), jnp.full(sizes[:1], 2 * MASKED, jnp.float32),
-           jnp.zeros(sizes[:1], jnp.float32))
+  empty = (jnp.zeros((sizes[0], shape.width), jnp.float32),
+           jnp.full(sizes[:1], 2 * MASKED, jnp.float32), jnp.zeros(sizes[:1], jnp.float32))
   total, most, sum_of_weights = jax.lax.fori_loop(
       *shape.visited(start, *sizes), add, empty)
-  _store(out, shape, start, total / sum_of_weights[:, None])
+  _store(out, shape, start, total / sum_of_weights[:, None], *_columns(shape, 1))
   _store(sums, shape, start, most + jnp.log2(sum_of_weights))
 
 
@@ -165,17 +208,27 @@ def _weights(shape: Shape, seed: _Seed, q, k, queries: _Tokens, keys: _Tokens, s
   """(weights, weights after dropout, `d_weights` after dropout), [queries, keys]."""
   scores = _scores(shape, q, k, queries, keys)
   # Past the end of the row the weights are zero, so that sums over tokens are right.
-  log_sums = _load(sums, shape, queries.start, q.shape[0], other=-MASKED)
+  log_sums = _load(sums, shape, queries.start, len(q[0]), other=-MASKED)
   weights = jnp.exp2(scores - log_sums[:, None])
   return weights, *_drop(shape, seed, queries, keys, weights, d_weights)
 
 
-def _store_gradient(results, shape: Shape, i: int, number, start, x: jax.Array):
+def _gradient(ref, shape: Shape, start, size: int) -> list[jax.Array]:
+  """The gradient of the output of some tokens, [tokens, K], as one part."""
+  return [_load(ref, shape, start, size, *_columns(shape, 1))]
+
+
+def _store_gradient(refs: Inputs, results, shape: Shape, i: int, number, start,
+                    parts: list[jax.Array]):
   """Stores the gradient of a block of vectors, and its share of the bias's gradient."""
   d_qkv, d_bias = results
-  _store(d_qkv, shape, start, x, i)
-  if d_bias is not None:
-    d_bias[number, i, :] = x.sum(0)
+  if len(parts) == 2:
+    parts = _rotate(refs, shape, start, parts, -1)
+  for x, columns in zip(parts, _columns(shape, len(parts))):
+    # Old versions of Pallas do not take Python's integers together with a mask.
+    _store(d_qkv, shape, start, x, np.int32(i), columns)
+    if d_bias is not None:
+      d_bias[number, i, columns] = x.sum(0)
 
 
 def whole_backward_kernel(shape, sizes, refs, gradient, sums, *results):
@@ -184,15 +237,15 @@ def whole_backward_kernel(shape, sizes, refs, gradient, sums, *results):
   # A zero that is traced: Pallas refuses a known block that ends past the row.
   start = 0 * pl.program_id(0)
   q, k, v = (_vectors(refs, i, shape, start, size) for i in range(3))
-  g, tokens = _load(gradient, shape, start, size), _tokens(refs, shape, start, size)
+  g, tokens = _gradient(gradient, shape, start, size), _tokens(refs, shape, start, size)
   weights, dropped, d_weights = _weights(
-      shape, _seed(refs), q, k, tokens, tokens, sums, pltriton.dot(g, v, trans_b=True))
-  d_value = pltriton.dot(dropped.astype(g.dtype), g, trans_a=True)
+      shape, _seed(refs), q, k, tokens, tokens, sums, _products(g, v))
+  d_value = _sums(dropped.astype(g[0].dtype), g, transposed=True)
   mean = (weights * d_weights).sum(-1, keepdims=True)
-  d_scores = (weights * (d_weights - mean) * scale).astype(q.dtype)
-  d_query, d_key = pltriton.dot(d_scores, k), pltriton.dot(d_scores, q, trans_a=True)
-  for i, x in enumerate((d_query, d_key, d_value)):
-    _store_gradient(results, shape, i, 0, start, x)
+  d_scores = (weights * (d_weights - mean) * scale).astype(q[0].dtype)
+  d_query, d_key = _sums(d_scores, k), _sums(d_scores, q, transposed=True)
+  for i, parts in enumerate((d_query, d_key, d_value)):
+    _store_gradient(refs, results, shape, i, 0, start, parts)
 
 
 def backward_kernel(shape, sizes, refs, gradient, sums, means, *results):
@@ -203,23 +256,23 @@ def backward_kernel(shape, sizes, refs, gradient, sums, means, *results):
   def of_scores(q, k, v, g, queries, keys):
     """(weights after dropout, gradient of the scores), [queries, keys]."""
     weights, dropped, d_weights = _weights(
-        shape, seed, q, k, queries, keys, sums, pltriton.dot(g, v, trans_b=True))
+        shape, seed, q, k, queries, keys, sums, _products(g, v))
     mean = _load(means, shape, queries.start, size)[:, None]
-    return dropped.astype(g.dtype), (weights * (d_weights - mean) * scale).astype(q.dtype)
+    d_scores = weights * (d_weights - mean) * scale
+    return dropped.astype(g[0].dtype), d_scores.astype(q[0].dtype)
 
   def by_query():
     start = program * size
-    q, g = _vectors(refs, 0, shape, start, size), _load(gradient, shape, start, size)
+    q, g = _vectors(refs, 0, shape, start, size), _gradient(gradient, shape, start, size)
     queries = _tokens(refs, shape, start, size)
 
     def add(j, d_query):
       k, v = (_vectors(refs, i, shape, j * size, size) for i in (1, 2))
       keys = _tokens(refs, shape, j * size, size)
-      return d_query + pltriton.dot(of_scores(q, k, v, g, queries, keys)[1], k)
+      return _add(d_query, _sums(of_scores(q, k, v, g, queries, keys)[1], k))
 
-    d_query = jax.lax.fori_loop(*shape.visited(start, size, size), add,
-                                jnp.zeros(q.shape, jnp.float32))
-    _store_gradient(results, shape, 0, program, start, d_query)
+    d_query = jax.lax.fori_loop(*shape.visited(start, size, size), add, _zeros(q))
+    _store_gradient(refs, results, shape, 0, program, start, d_query)
 
   def by_key():
     number = program - count
@@ -229,16 +282,16 @@ def backward_kernel(shape, sizes, refs, gradient, sums, means, *results):
 
     def add(i, totals):
       q, g = (_vectors(refs, 0, shape, i * size, size),
-              _load(gradient, shape, i * size, size))
+              _gradient(gradient, shape, i * size, size))
       queries = _tokens(refs, shape, i * size, size)
       dropped, d_scores = of_scores(q, k, v, g, queries, keys)
-      return (totals[0] + pltriton.dot(d_scores, q, trans_a=True),
-              totals[1] + pltriton.dot(dropped, g, trans_a=True))
+      return (_add(totals[0], _sums(d_scores, q, transposed=True)),
+              _add(totals[1], _sums(dropped, g, transposed=True)))
 
     totals = jax.lax.fori_loop(
-        *shape.visited(at, size, size), add, (jnp.zeros(k.shape, jnp.float32),) * 2)
-    for i, x in enumerate(totals, 1):
-      _store_gradient(results, shape, i, number, at, x)
+        *shape.visited(at, size, size), add, (_zeros(k), _zeros(v)))
+    for i, parts in enumerate(totals, 1):
+      _store_gradient(refs, results, shape, i, number, at, parts)
 
   # One kernel writes all three gradients side by side, without a copy between two.
   jax.lax.cond(program < count, by_query, by_key)

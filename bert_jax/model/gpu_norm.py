@@ -187,11 +187,14 @@ def _forward(shape, inputs):
   like = jax.ShapeDtypeStruct(inputs.x.shape, inputs.x.dtype)
   number = jax.ShapeDtypeStruct((count,), jnp.float32)
   block = _block(size, padded)
+  writes_sum = shape.keeps_sum and inputs.y is not None
   out, total, mean, deviation = _call(
       functools.partial(_forward_kernel, shape, size, width), shape, count // size, 4,
       [_input_specs(inputs, size, padded)],
-      [block, block if shape.keeps_sum else None, _block(size), _block(size)],
-      [like, like if shape.keeps_sum else None, number, number], inputs)
+      [block, block if writes_sum else None, _block(size), _block(size)],
+      [like, like if writes_sum else None, number, number], inputs)
+  if shape.keeps_sum and not writes_sum:
+    total = inputs.x
   return (out, total), (inputs, mean, deviation)
 
 

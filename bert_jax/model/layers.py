@@ -48,9 +48,9 @@ def dense(config: BertConfig, features: int, axes: tuple[str, str], *,
   def multiply(x, kernel, *_, **__):
     return product(x, kernel, dtype or config.compute_dtype)
 
-  return nn.Dense(features, use_bias=use_bias, dtype=dtype or activation_dtype(config),
-                  kernel_init=init, bias_init=zeros(bias_axis or axes[1]), name=name,
-                  dot_general=multiply)
+  return nn.Dense(features, use_bias=use_bias,
+                  dtype=dtype or activation_dtype(config.compute_dtype), kernel_init=init,
+                  bias_init=zeros(bias_axis or axes[1]), name=name, dot_general=multiply)
 
 
 class Biased(NamedTuple):
@@ -60,7 +60,7 @@ class Biased(NamedTuple):
   than the addition.
   """
 
-  product: jax.Array  # [..., features]
+  product: jax.Array | None  # [..., features]; None = zeros
   bias: jax.Array | None  # [features]; None = the layer has none
 
   def sum(self) -> jax.Array:
@@ -87,21 +87,24 @@ class LayerNorm(nn.Module):
 
 
 class AddAndNorm(nn.Module):
-  """The LayerNorm of x + dropout(y); one kernel on GPUs that run Triton."""
+  """The LayerNorm of x + dropout(y); one kernel on GPUs that run Triton.
+
+  A layer that also reads the sum asks for it: the kernel then adds the gradients of both.
+  """
 
   config: BertConfig
   returns_sum: bool = False
 
   @nn.compact
-  def __call__(self, x: jax.Array, y: Biased, dropout: nn.Dropout | None = None
-               ) -> tuple[jax.Array, jax.Array | None]:
+  def __call__(self, x: jax.Array, y: Biased = Biased(None, None),
+               dropout: nn.Dropout | None = None) -> tuple[jax.Array, jax.Array | None]:
     """([B, L, D], [B, L, D]) -> (the norm, the sum if `returns_sum`), both [B, L, D]."""
     if _has_norm_kernel(self, x):
       return _norm_by_kernel(self, x, y, dropout, self.returns_sum)
     norm = LayerNorm(self.config, name='layer_norm')
     nn.share_scope(self, norm)
-    y = y.sum()
-    x = x + (y if dropout is None else dropout(y))
+    if y.product is not None:
+      x = x + (y.sum() if dropout is None else dropout(y.sum()))
     return norm(x), x if self.returns_sum else None
 
 
@@ -154,7 +157,7 @@ class BiasedDense(nn.Module):
   @nn.compact
   def __call__(self, x: jax.Array) -> Biased:
     """[..., size] -> [..., features]."""
-    c, dtype = self.config, activation_dtype(self.config)
+    c, dtype = self.config, activation_dtype(self.config.compute_dtype)
     init = truncated_normal(c.initializer_range, *self.axes)
     kernel = self.param('kernel', init, (x.shape[-1], self.features))
     bias = self.param('bias', zeros(self.axes[1]), (self.features,))

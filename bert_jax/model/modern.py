@@ -5,14 +5,11 @@ every third layer attends to all of a text, and the others to the neighbors of e
 """
 
 import dataclasses
-import functools
 import math
 from typing import ClassVar
 
 from flax import linen as nn
 import jax
-import jax.numpy as jnp
-import numpy as np
 
 from bert_jax.data.tokens import Tokens
 from bert_jax.errors import require, require_choice
@@ -22,6 +19,7 @@ from bert_jax.model.bert_config import BertConfig
 from bert_jax.model.embeddings import Embeddings
 from bert_jax.model.encoder import States
 from bert_jax.model.layers import AddAndNorm, LayerNorm, activation, dense
+from bert_jax.model.rotary import rotary
 from bert_jax.model.short_convolution import ShortConvolution
 
 
@@ -99,30 +97,6 @@ class ModernConfig(BertConfig):
             + 6 * predictions * (d * d + d * self.vocab_size))
 
 
-def rotary(positions: jax.Array, width: int, theta: float) -> jax.Array:
-  """Computes cos and sin of the rotary angles (Su et al. 2021, arXiv:2104.09864).
-
-  Args:
-    positions: [B, L] int32.
-    width: K.
-    theta: base of the angles.
-
-  Returns:
-    [2, B, L, 1, K / 2] float32.
-  """
-  frequencies = 1.0 / theta ** (np.arange(0, width, 2) / width)
-  angles = positions[:, :, None, None] * frequencies.astype(np.float32)  # [B, L, 1, K / 2]
-  return jnp.stack([jnp.cos(angles), jnp.sin(angles)])
-
-
-def rotate(x: jax.Array, angles: jax.Array) -> jax.Array:
-  """Rotates (x[i], x[i + K / 2]) by the i-th angle, in float32; x is [B, L, H, K]."""
-  cos, sin = angles
-  first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-  rotated = [first * cos - second * sin, second * cos + first * sin]
-  return jnp.concatenate(rotated, axis=-1).astype(x.dtype)
-
-
 class GatedFeedForward(nn.Module):
   """down(activation(up(x)) * gate(x)), GeGLU (Shazeer 2020): [B, L, D] -> [B, L, D]."""
 
@@ -164,10 +138,11 @@ class Layer(nn.Module):
     attention = SelfAttention(
         c, self.attend, reach=c.reach if self.is_local else None, out_stddev=c.out_stddev,
         output_dropout=c.attention_dropout, name='attention')
-    y = x if self.is_first else LayerNorm(c, name='attention_norm')(x)
+    y = x
+    if not self.is_first:
+      y, x = AddAndNorm(c, returns_sum=True, name='attention_norm')(x)
     y = ShortConvolution(c.conv_reach, name='attention_convolution')(y, mask)
-    y, weights = attention(y, mask, rotate=functools.partial(rotate, angles=angles),
-                           deterministic=self.deterministic)
+    y, weights = attention(y, mask, angles=angles, deterministic=self.deterministic)
     y, x = AddAndNorm(c, returns_sum=True, name='feed_forward_norm')(x, y)
     y = ShortConvolution(c.conv_reach, name='feed_forward_convolution')(y, mask)
     x = x + GatedFeedForward(c, self.deterministic, name='feed_forward')(y)

@@ -13,13 +13,12 @@ import jax
 from jax.experimental.layout import Layout, with_layout_constraint
 import jax.numpy as jnp
 
-from bert_jax.model.bert_config import BertConfig
 from bert_jax.parallel import sharding
 
 
-def activation_dtype(config: BertConfig) -> jnp.dtype:
-  """The dtype of activations between products; norms and softmax compute in float32."""
-  return jnp.dtype('float32') if sharding.platform() == 'cpu' else config.compute_dtype
+def activation_dtype(dtype: jnp.dtype) -> jnp.dtype:
+  """The dtype of arrays between products of `dtype`; norms and softmax are in float32."""
+  return jnp.dtype('float32') if sharding.platform() == 'cpu' else dtype
 
 
 @functools.partial(jax.jit, inline=True)  # without jit, only arrays can have a layout

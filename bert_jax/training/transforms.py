@@ -93,12 +93,14 @@ _SMALL = 1e-8  # keeps the norm of a zero update from zero
 
 def _orthogonalize(dtype: jnp.dtype, x: jax.Array) -> jax.Array:
   """Approximates U V^T of x = U S V^T, [M, N], by five Newton-Schulz steps."""
-  x /= jnp.linalg.norm(x) + _SMALL
+  # The published code also keeps all of an iteration in bfloat16.
+  kept = products.activation_dtype(dtype)
+  x = (x / (jnp.linalg.norm(x) + _SMALL)).astype(kept)
   for _ in range(5):
-    a = products.product_with_transposed(x, x, dtype)
+    a = products.product_with_transposed(x, x, dtype).astype(kept)
     b = _CUBIC * a + _QUINTIC * products.product(a, a, dtype)
     x = _LINEAR * x + products.product(b, x, dtype)
-  return x
+  return x.astype(jnp.float32)
 
 
 def _orthogonalize_all(dtype: jnp.dtype, updates: Any) -> Any:

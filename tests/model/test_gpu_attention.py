@@ -17,6 +17,7 @@ from bert_jax.model.bert_config import BertConfig
 from bert_jax.model.encoder import Encoder
 from bert_jax.model.layers import Biased
 from bert_jax.model.modern import Modern, ModernConfig
+from bert_jax.model.rotary import rotary, rotate
 from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.parallel import sharding
 from bert_jax.runtime import platforms
@@ -38,9 +39,10 @@ def inputs(rows, length, heads, width, dtype=jnp.float32):
   return qkv, jnp.asarray(0.1 * rng.normal(size=(heads, 3, width)), dtype), jnp.asarray(text_ids)
 
 
-def by_kernel(qkv, bias, text_ids, rate, reach):
+def by_kernel(qkv, bias, text_ids, rate, reach, angles=None):
+  """The kernels rotate, so they need no rotated query and key."""
   flat = qkv.reshape(*qkv.shape[:2], -1)
-  heads = Heads(*jnp.unstack(qkv, axis=3), Biased(flat, bias.reshape(-1)))
+  heads = Heads(*jnp.unstack(qkv, axis=3), Biased(flat, bias.reshape(-1)), angles)
   return gpu_attention.attend(heads, text_ids, Dropout(rate, None, lambda: KEY), reach)
 
 
@@ -54,7 +56,7 @@ def kept(qkv, rate):
       at[None, :], length, rate)
 
 
-def plain(qkv, bias, text_ids, rate, reach):
+def plain(qkv, bias, text_ids, rate, reach, angles=None):
   mask = attention.attention_bias(Tokens(None, None, None, text_ids))
   if reach is not None:
     at = jnp.arange(qkv.shape[1])
@@ -62,15 +64,18 @@ def plain(qkv, bias, text_ids, rate, reach):
   drop = attention.keep_all
   if rate:
     drop = lambda weights: jnp.where(kept(qkv, rate), weights / (1 - rate), 0)  # noqa: E731
-  return attention.dot_product_attention(*jnp.unstack(qkv + bias, axis=3), mask, drop)[0]
+  query, key, value = jnp.unstack(qkv + bias, axis=3)
+  if angles is not None:
+    query, key = rotate(query, angles), rotate(key, angles)
+  return attention.dot_product_attention(query, key, value, mask, drop)[0]
 
 
 @functools.partial(jax.jit, static_argnums=(0, 4, 5))
-def out_and_gradients(function, qkv, bias, text_ids, rate, reach):
+def out_and_gradients(function, qkv, bias, text_ids, rate, reach, angles=None):
   """The output of real tokens, and the gradients of a sum of it with many weights."""
 
   def total(qkv, bias):
-    out = function(qkv, bias, text_ids, rate, reach)
+    out = function(qkv, bias, text_ids, rate, reach, angles)
     out = jnp.where((text_ids > 0)[:, :, None, None], out, 0)
     return jnp.sum(out * jnp.cos(jnp.arange(out.size)).reshape(out.shape)), out
 
@@ -89,14 +94,27 @@ CASES = [
 def test_the_kernels_compute_what_the_plain_path_computes(shape, rate, reach):
   length, width = shape
   arguments = inputs(1, length, 1, width) if length > 512 else inputs(2, length, 2, width)
-  expected, expected_gradients = out_and_gradients(plain, *arguments, rate, reach)
-  actual, gradients = out_and_gradients(by_kernel, *arguments, rate, reach)
+  check(arguments, rate, reach)
+
+
+def check(arguments, *more):
+  expected, expected_gradients = out_and_gradients(plain, *arguments, *more)
+  actual, gradients = out_and_gradients(by_kernel, *arguments, *more)
   np.testing.assert_allclose(actual, expected, atol=1e-6)
   of_qkv, of_bias = expected_gradients
   assert jnp.linalg.norm(gradients[0] - of_qkv) < 1e-5 * jnp.linalg.norm(of_qkv)
   # A sum over all tokens, whose terms cancel: for keys it is zero but for rounding.
   terms = jnp.linalg.norm(jnp.abs(of_qkv).sum((0, 1)))
   assert jnp.linalg.norm(gradients[1] - of_bias) < 1e-6 * terms
+
+
+@pytest.mark.parametrize('length, width, reach', [
+    (16, 32, None), (64, 64, 8), (100, 64, None), (192, 64, None), (192, 64, 16),
+    (128, 128, None)])
+def test_the_kernels_rotate_as_the_plain_path_does(length, width, reach):
+  arguments = inputs(2, length, 2, width)
+  positions = np.random.default_rng(2).integers(0, 8192, (2, length), np.int32)
+  check(arguments, 0.1, reach, rotary(positions, width, 160_000.0))
 
 
 def test_bfloat16_rounds_as_the_plain_path_does():
@@ -150,7 +168,7 @@ def test_every_mesh_drops_the_same_weights(preset, shape):
 
 def test_tpu_and_gpu_drop_the_same_weights():
   qkv, _, text_ids = inputs(2, 128, 2, 64)
-  heads = Heads(*jnp.unstack(qkv, axis=3), None)
+  heads = Heads(*jnp.unstack(qkv, axis=3), Biased(qkv.reshape(2, 128, -1), None))
   text_ids = jnp.ones_like(text_ids)  # the two treat padding differently
   of_tpu, of_gpu = (
       attention_kernels.ALL[name].attend(heads, text_ids, Dropout(0.1, None, lambda: KEY))

@@ -17,7 +17,8 @@ from bert_jax.model.attention import (
   dot_product_attention,
   local_attention,
 )
-from bert_jax.model.modern import Modern, ModernConfig, rotary, rotate
+from bert_jax.model.modern import Modern, ModernConfig
+from bert_jax.model.rotary import rotary, rotate
 
 CONFIG = ModernConfig(vocab_size=60, hidden_size=16, num_layers=4, num_heads=2,
                       intermediate_size=24, max_positions=64, local_window=8)
