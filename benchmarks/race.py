@@ -7,9 +7,9 @@ The sides are transformers' PyTorch BERT as its users train it
 (`benchmarks.torch_pretrain`), a BERT of the same size in bert_jax, and
 `configs/speedrun.py`. All read the same first words of the text with the same vocabulary,
 and train one after another. `bert_jax.evaluate` scores all of them: the masked-LM loss of
-the held-out text with the same masks, minimal pairs, and GLUE next to random twins.
-Writes a table (WORKDIR/race.md) and a plot of loss over minutes (WORKDIR/race.png). The
-same command resumes. Needs torch and transformers.
+the held-out text with the same masks, minimal pairs, and GLUE next to random twins. Writes a table
+(WORKDIR/race.md) and a plot of loss and minimal pairs over minutes (WORKDIR/race.png).
+The same command resumes. Needs torch and transformers.
 """
 
 import json
@@ -32,6 +32,9 @@ _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder for the runs.', required
 _SIDES = flags.DEFINE_list('sides', ['pytorch', 'bert', 'speedrun'], 'Some of the sides.')
 
 _POINTS = 10  # of each line of the picture
+# The panels of the picture: label and format of the numbers.
+_LOSS = 'masked-LM loss of held-out text, nat a token', '.2f'
+_CORRECT = 'minimal pairs in the right order, %', '.1f'
 _TITLES = {'pytorch': 'PyTorch BERT (transformers)', 'bert': 'bert_jax, BERT',
            'speedrun': 'bert_jax, speedrun'}
 # A BERT with 4 layers of width 256, the hyperparameters of configs/tiny.py, and the best
@@ -81,41 +84,53 @@ def _evaluate(name: str, suite: str, data: str, home: pathlib.Path, *arguments: 
   return json.loads(output.read_text())
 
 
-def _scores(side: str, home: pathlib.Path) -> tuple[dict[float, float], dict[str, str]]:
-  """Returns ({minutes: held-out loss}, the cells of the table)."""
-  losses = {}
+def _scores(side: str, home: pathlib.Path) -> tuple[dict, dict[str, str]]:
+  """Returns ({panel: {minutes: value}}, the cells of the table)."""
+  lines = {_LOSS: {}} | ({_CORRECT: {}} if _PAIRS.value else {})
   for minutes, model in _models(side, home).items():
-    report = _evaluate(f'{side}-{minutes:.1f}', 'masked_lm', _HELD_OUT.value, home, *model)
-    losses[minutes] = report['loss']
-  cells = {'held-out loss': f'{list(losses.values())[-1]:.3f}'}
+    name = f'{side}-{minutes:.1f}'
+    report = _evaluate(name, 'masked_lm', _HELD_OUT.value, home, *model)
+    lines[_LOSS][minutes] = report['loss']
+    if _PAIRS.value:
+      all_pairs = _evaluate(name, 'minimal_pairs', _PAIRS.value, home, *model)['rows'][-1]
+      lines[_CORRECT][minutes] = 100 * all_pairs['accuracy']
+  cells = {'held-out loss': f'{report["loss"]:.3f}'}
   if _PAIRS.value:
-    last = _evaluate(side, 'minimal_pairs', _PAIRS.value, home, *model)['rows'][-1]
-    cells['minimal pairs'] = f'{100 * last["accuracy"]:.1f} ± {100 * last["standard error"]:.1f}'
+    error = 100 * all_pairs['standard error']
+    cells['minimal pairs'] = f'{lines[_CORRECT][minutes]:.1f} ± {error:.1f}'
   if _GLUE.value:
     rows = _evaluate(side, 'glue', _GLUE.value, home, *model, '--twin',
                      *shlex.split(_GLUE_FLAGS.value))['rows']
     for row in rows:
       cells[row['task']] = f'{100 * row["model"]:.1f} ({100 * row["twin"]:.1f})'
-  return losses, cells
+  return lines, cells
 
 
-def _draw(lines: dict[str, dict[float, float]], path: pathlib.Path):
+def _draw_panel(axis, panel: tuple[str, str], lines: dict[str, dict[float, float]]):
+  label, form = panel
+  for side, values in lines.items():
+    axis.plot(*zip(*values.items()), marker='.', label=_TITLES[side])
+  bottom, top = axis.get_ylim()
+  place = -math.inf
+  for minutes, value in sorted((list(values.items())[-1] for values in lines.values()),
+                               key=lambda end: end[1]):
+    place = max(value, place + 0.05 * (top - bottom))  # keeps labels of close end points apart
+    axis.annotate(f'{value:{form}}', (minutes, place), textcoords='offset points', xytext=(6, -3))
+  axis.set(xlabel='minutes of training', ylabel=label, xlim=(0, None))
+  axis.spines[['top', 'right']].set_visible(False)
+
+
+def _draw(lines: dict[str, dict], path: pathlib.Path):
+  """Draws {side: {panel: {minutes: value}}}."""
   import matplotlib
   matplotlib.use('Agg')
   from matplotlib import pyplot as plt
-  figure, axis = plt.subplots(figsize=(7, 4), layout='constrained')
-  for side, losses in lines.items():
-    axis.plot(*zip(*losses.items()), marker='.', label=_TITLES[side])
-  bottom, top = axis.get_ylim()
-  place = -math.inf
-  for minutes, loss in sorted((list(losses.items())[-1] for losses in lines.values()),
-                              key=lambda end: end[1]):
-    place = max(loss, place + 0.05 * (top - bottom))  # keeps the labels of close end points apart
-    axis.annotate(f'{loss:.2f}', (minutes, place), textcoords='offset points', xytext=(6, -3))
-  axis.set(xlabel='minutes of training', ylabel='masked-LM loss of held-out text, nat a token',
-           xlim=(0, None))
-  axis.legend(frameon=False)
-  axis.spines[['top', 'right']].set_visible(False)
+  panels = list(next(iter(lines.values())))
+  figure, axes = plt.subplots(1, len(panels), figsize=(6 * len(panels), 4), squeeze=False,
+                              layout='constrained')
+  for axis, panel in zip(axes[0], panels):
+    _draw_panel(axis, panel, {side: values[panel] for side, values in lines.items()})
+  axes[0, 0].legend(frameon=False)
   figure.savefig(path, dpi=120)
 
 

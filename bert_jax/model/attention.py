@@ -34,15 +34,16 @@ class Mask(NamedTuple):
 class Heads(NamedTuple):
   """Query, key and value of every head."""
 
-  query: jax.Array  # [B, L, H, K], rotated if there are angles, as the key
+  # Query and key are rotated if there are angles.
+  query: jax.Array  # [B, L, H, K]
   key: jax.Array  # [B, L, H, K]
   value: jax.Array  # [B, L, H, K]
-  # All three before rotation, [B, L, H * 3 * K]: the three of a head are adjacent.
+  # All three before the rotation, [B, L, H * 3 * K]: those of a head are adjacent.
   projected: Biased
   angles: jax.Array | None = None  # [2, B, L, 1, K / 2], of `rotary`
 
   def side_by_side(self) -> jax.Array:
-    """All three with biases and rotated, in the order of `projected`: [B, L, H * 3 * K]."""
+    """Query, key and value in the order of `projected`: [B, L, H * 3 * K]."""
     if self.angles is None:
       return self.projected.sum()
     parts = jnp.stack([self.query, self.key, self.value], axis=3)  # [B, L, H, 3, K]

@@ -1,4 +1,4 @@
-"""Attention in Triton kernels for NVIDIA GPUs, with dropout and local windows.
+"""Attention in Triton kernels for NVIDIA GPUs, with dropout, windows and rotation.
 
 No [L, L] array is in memory, as in flash attention (Dao et al. 2022,
 https://arxiv.org/abs/2205.14135). The forward pass takes a block of queries, visits the
@@ -175,7 +175,7 @@ def attend(heads: Heads, text_ids: jax.Array, dropout: Dropout,
   Platforms other than GPUs interpret them: slow, for tests.
 
   Args:
-    heads: query, key and value.
+    heads: its `projected` and `angles`; the kernels add the bias and rotate.
     text_ids: [B, L] int32, 0 on padding. A token attends to tokens with the same id.
     dropout: of the weights.
     reach: visible tokens on either side; None = the whole text.

@@ -51,7 +51,8 @@ class Inputs(NamedTuple):
   """Arrays, or a program's references to its row and head."""
 
   qkv: Any  # [B, L, H, 3, K]; in a kernel query, key and value, each [L, K]
-  angles: Any  # [2, B, L, 1, K / 2], of `rotary`; in a kernel two of [L, K / 2]; or None
+  # [2, B, L, 1, K / 2]; in a kernel cos and sin, each [L, K / 2]; None = no rotation
+  angles: Any
   bias: Any  # [H, 3, K], to be added; in a kernel [3, K]; None = zeros
   text_ids: Any  # [B, L] int32; in a kernel [L]
   words: Any  # [2] uint32, of the dropout's key
@@ -75,19 +76,25 @@ class _Tokens(NamedTuple):
   ids: jax.Array  # [tokens] int32, the text ids; -1 past the end of the row
 
 
-def _load(ref, shape: Shape, start, size: int, *columns, other=0) -> jax.Array:
-  """`size` tokens of `ref[:, *columns]`, [L, ...]; `other` past the end of the row."""
-  index = (pl.ds(start, size), *columns)
+def _load(ref, shape: Shape, start, size: int, columns=None, other=0) -> jax.Array:
+  """`size` tokens of a reference [L, ...]; `other` past the end of the row.
+
+  `columns` is a slice of the last axis; None = all of it.
+  """
+  index, width = (pl.ds(start, size),), ref.shape[1:]
+  if width:
+    index += (slice(None) if columns is None else columns,)
+    width = width if columns is None else (columns.size,)
   if shape.length % size == 0:
     return ref[index]
   is_inside = start + jnp.arange(size) < shape.length
-  mask = is_inside if not columns else jnp.broadcast_to(
-      is_inside[:, None], (size, columns[0].size))
+  mask = jnp.broadcast_to(is_inside[:, None], (size, *width)) if width else is_inside
   return pltriton.load(ref.at[index], mask=mask, other=other)
 
 
 def _store(ref, shape: Shape, start, x: jax.Array, *index):
-  """Stores tokens of `ref[:, *index]`, [L, ...], except past the end of the row."""
+  """Stores tokens of `ref[:, *index]`, except past the end of the row."""
+  index = index or [slice(None)] * (x.ndim - 1)
   index = (pl.ds(start, x.shape[0]), *index)
   x = x.astype(ref.dtype)
   if shape.length % x.shape[0] == 0:
@@ -104,6 +111,7 @@ def _tokens(refs: Inputs, shape: Shape, start, size: int) -> _Tokens:
 
 
 def _columns(shape: Shape, parts: int) -> list:
+  """The slices of K that the parts of a vector have."""
   width = shape.width // parts
   return [pl.ds(i * width, width) for i in range(parts)]
 
@@ -122,8 +130,7 @@ def _rotate(refs: Inputs, shape: Shape, start, halves: list[jax.Array],
             sign: int) -> list[jax.Array]:
   """Rotates vectors by their angles, or back if `sign` is -1, in float32."""
   first, second = (x.astype(jnp.float32) for x in halves)
-  cos, sin = (_load(ref, shape, start, len(first), *_columns(shape, 2)[:1])
-              for ref in refs.angles)
+  cos, sin = (_load(ref, shape, start, len(first)) for ref in refs.angles)
   sin *= sign
   rotated = first * cos - second * sin, second * cos + first * sin
   return [x.astype(halves[0].dtype) for x in rotated]
@@ -134,9 +141,13 @@ def _products(x: list[jax.Array], y: list[jax.Array]) -> jax.Array:
   return sum(pltriton.dot(a, b, trans_b=True) for a, b in zip(x, y))
 
 
-def _sums(weights: jax.Array, vectors: list[jax.Array],
-          transposed: bool = False) -> list[jax.Array]:
-  """The weighted sums of vectors, in parts [rows of weights, K / parts] float32."""
+def _weighted_sums(weights: jax.Array, vectors: list[jax.Array],
+                   transposed: bool = False) -> list[jax.Array]:
+  """Sums of vectors, weighted by each row of `weights`, or by each column if `transposed`.
+
+  Returns:
+    Parts [sums, K / parts] float32.
+  """
   return [pltriton.dot(weights, x, trans_a=transposed) for x in vectors]
 
 
@@ -199,7 +210,7 @@ def forward_kernel(shape, sizes, refs, out, sums):
            jnp.full(sizes[:1], 2 * MASKED, jnp.float32), jnp.zeros(sizes[:1], jnp.float32))
   total, most, sum_of_weights = jax.lax.fori_loop(
       *shape.visited(start, *sizes), add, empty)
-  _store(out, shape, start, total / sum_of_weights[:, None], *_columns(shape, 1))
+  _store(out, shape, start, total / sum_of_weights[:, None])
   _store(sums, shape, start, most + jnp.log2(sum_of_weights))
 
 
@@ -211,11 +222,6 @@ def _weights(shape: Shape, seed: _Seed, q, k, queries: _Tokens, keys: _Tokens, s
   log_sums = _load(sums, shape, queries.start, len(q[0]), other=-MASKED)
   weights = jnp.exp2(scores - log_sums[:, None])
   return weights, *_drop(shape, seed, queries, keys, weights, d_weights)
-
-
-def _gradient(ref, shape: Shape, start, size: int) -> list[jax.Array]:
-  """The gradient of the output of some tokens, [tokens, K], as one part."""
-  return [_load(ref, shape, start, size, *_columns(shape, 1))]
 
 
 def _store_gradient(refs: Inputs, results, shape: Shape, i: int, number, start,
@@ -237,13 +243,13 @@ def whole_backward_kernel(shape, sizes, refs, gradient, sums, *results):
   # A zero that is traced: Pallas refuses a known block that ends past the row.
   start = 0 * pl.program_id(0)
   q, k, v = (_vectors(refs, i, shape, start, size) for i in range(3))
-  g, tokens = _gradient(gradient, shape, start, size), _tokens(refs, shape, start, size)
+  g, tokens = [_load(gradient, shape, start, size)], _tokens(refs, shape, start, size)
   weights, dropped, d_weights = _weights(
       shape, _seed(refs), q, k, tokens, tokens, sums, _products(g, v))
-  d_value = _sums(dropped.astype(g[0].dtype), g, transposed=True)
+  d_value = _weighted_sums(dropped.astype(g[0].dtype), g, transposed=True)
   mean = (weights * d_weights).sum(-1, keepdims=True)
   d_scores = (weights * (d_weights - mean) * scale).astype(q[0].dtype)
-  d_query, d_key = _sums(d_scores, k), _sums(d_scores, q, transposed=True)
+  d_query, d_key = _weighted_sums(d_scores, k), _weighted_sums(d_scores, q, transposed=True)
   for i, parts in enumerate((d_query, d_key, d_value)):
     _store_gradient(refs, results, shape, i, 0, start, parts)
 
@@ -263,13 +269,13 @@ def backward_kernel(shape, sizes, refs, gradient, sums, means, *results):
 
   def by_query():
     start = program * size
-    q, g = _vectors(refs, 0, shape, start, size), _gradient(gradient, shape, start, size)
+    q, g = _vectors(refs, 0, shape, start, size), [_load(gradient, shape, start, size)]
     queries = _tokens(refs, shape, start, size)
 
     def add(j, d_query):
       k, v = (_vectors(refs, i, shape, j * size, size) for i in (1, 2))
       keys = _tokens(refs, shape, j * size, size)
-      return _add(d_query, _sums(of_scores(q, k, v, g, queries, keys)[1], k))
+      return _add(d_query, _weighted_sums(of_scores(q, k, v, g, queries, keys)[1], k))
 
     d_query = jax.lax.fori_loop(*shape.visited(start, size, size), add, _zeros(q))
     _store_gradient(refs, results, shape, 0, program, start, d_query)
@@ -282,11 +288,11 @@ def backward_kernel(shape, sizes, refs, gradient, sums, means, *results):
 
     def add(i, totals):
       q, g = (_vectors(refs, 0, shape, i * size, size),
-              _gradient(gradient, shape, i * size, size))
+              [_load(gradient, shape, i * size, size)])
       queries = _tokens(refs, shape, i * size, size)
       dropped, d_scores = of_scores(q, k, v, g, queries, keys)
-      return (_add(totals[0], _sums(d_scores, q, transposed=True)),
-              _add(totals[1], _sums(dropped, g, transposed=True)))
+      return (_add(totals[0], _weighted_sums(d_scores, q, transposed=True)),
+              _add(totals[1], _weighted_sums(dropped, g, transposed=True)))
 
     totals = jax.lax.fori_loop(
         *shape.visited(at, size, size), add, (_zeros(k), _zeros(v)))

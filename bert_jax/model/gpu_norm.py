@@ -193,8 +193,8 @@ def _forward(shape, inputs):
       [_input_specs(inputs, size, padded)],
       [block, block if writes_sum else None, _block(size), _block(size)],
       [like, like if writes_sum else None, number, number], inputs)
-  if shape.keeps_sum and not writes_sum:
-    total = inputs.x
+  if shape.keeps_sum and inputs.y is None:
+    total = inputs.x  # the sum, without a copy
   return (out, total), (inputs, mean, deviation)
 
 

@@ -60,7 +60,7 @@ class Biased(NamedTuple):
   than the addition.
   """
 
-  product: jax.Array | None  # [..., features]; None = zeros
+  product: jax.Array  # [..., features]
   bias: jax.Array | None  # [features]; None = the layer has none
 
   def sum(self) -> jax.Array:
@@ -87,23 +87,27 @@ class LayerNorm(nn.Module):
 
 
 class AddAndNorm(nn.Module):
-  """The LayerNorm of x + dropout(y); one kernel on GPUs that run Triton.
+  """The LayerNorm of x + dropout(y), or of x; one kernel on GPUs that run Triton.
 
-  A layer that also reads the sum asks for it: the kernel then adds the gradients of both.
+  With `returns_sum` the layer reads the sum from here too. The kernel of the backward pass
+  then adds the gradient of the sum to the gradient of the norm.
   """
 
   config: BertConfig
   returns_sum: bool = False
 
   @nn.compact
-  def __call__(self, x: jax.Array, y: Biased = Biased(None, None),
+  def __call__(self, x: jax.Array, y: Biased | None = None,
                dropout: nn.Dropout | None = None) -> tuple[jax.Array, jax.Array | None]:
-    """([B, L, D], [B, L, D]) -> (the norm, the sum if `returns_sum`), both [B, L, D]."""
+    """(x, y), each [B, L, D] -> (the norm, the sum if `returns_sum`), each [B, L, D].
+
+    Without y, the sum is x.
+    """
     if _has_norm_kernel(self, x):
       return _norm_by_kernel(self, x, y, dropout, self.returns_sum)
     norm = LayerNorm(self.config, name='layer_norm')
     nn.share_scope(self, norm)
-    if y.product is not None:
+    if y is not None:
       x = x + (y.sum() if dropout is None else dropout(y.sum()))
     return norm(x), x if self.returns_sum else None
 
@@ -118,7 +122,7 @@ def _has_norm_kernel(module: nn.Module, x: jax.Array) -> bool:
   return gpu_norm.can_run(x.shape[-1])
 
 
-def _norm_by_kernel(module: nn.Module, x: jax.Array, y: Biased = Biased(None, None),
+def _norm_by_kernel(module: nn.Module, x: jax.Array, y: Biased | None = None,
                     dropout: nn.Dropout | None = None, returns_sum: bool = False
                     ) -> tuple[jax.Array, jax.Array | None]:
   """See `AddAndNorm`; reads the parameters of a `LayerNorm`, which exist already."""
@@ -128,7 +132,7 @@ def _norm_by_kernel(module: nn.Module, x: jax.Array, y: Biased = Biased(None, No
   scale = module.param('scale', ones, size)
   shift = module.param('bias', ones, size) if module.config.has_biases else None
   drops = dropout is not None and not dropout.deterministic and dropout.rate > 0
-  return gpu_norm.norm(x, *y, scale, shift, epsilon=module.config.layer_norm_eps,
+  return gpu_norm.norm(x, *(y or (None, None)), scale, shift, epsilon=module.config.layer_norm_eps,
                        rate=dropout.rate if drops else 0.0,
                        random=dropout.make_rng('dropout') if drops else None,
                        keeps_sum=returns_sum)

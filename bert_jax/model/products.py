@@ -1,4 +1,4 @@
-"""Matrix products in the compute dtype, and the dtype of the activations.
+"""Matrix products in the compute dtype, and the dtype of the arrays between them.
 
 On TPUs and GPUs these are plain products. On a CPU with bfloat16 instructions, XLA
 multiplies bfloat16 several times faster than float32, but only in one memory layout, and

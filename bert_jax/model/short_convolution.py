@@ -53,7 +53,7 @@ class ShortConvolution(nn.Module):
     taps = self.param('taps', zeros, (2 * self.reach + 1, x.shape[-1])).astype(x.dtype)
     # One copy for each row: the gradients of all taps are then summed over the rows in one
     # kernel instead of one for each tap.
-    taps = jnp.broadcast_to(taps[:, None, None], (len(taps), len(x), 1, x.shape[-1]))
+    taps = jnp.broadcast_to(taps[:, None, None], (len(taps), x.shape[0], 1, x.shape[-1]))
     y = x
     for tap, neighbor in zip(taps, neighbors(x, mask, self.reach)):
       y += neighbor * tap

@@ -119,8 +119,9 @@ def test_the_kernels_rotate_as_the_plain_path_does(length, width, reach):
 
 def test_bfloat16_rounds_as_the_plain_path_does():
   arguments = inputs(2, 192, 2, 64, jnp.bfloat16)
-  exact, _ = out_and_gradients(plain, *inputs(2, 192, 2, 64), 0.1, None)
-  errors = [jnp.linalg.norm(out_and_gradients(path, *arguments, 0.1, None)[0] - exact)
+  angles = rotary(jnp.arange(384).reshape(2, 192), 64, 10_000.0)
+  exact, _ = out_and_gradients(plain, *inputs(2, 192, 2, 64), 0.1, None, angles)
+  errors = [jnp.linalg.norm(out_and_gradients(path, *arguments, 0.1, None, angles)[0] - exact)
             for path in (by_kernel, plain)]
   assert errors[0] < 1.2 * errors[1]
 
@@ -154,9 +155,10 @@ def test_rows_of_padding_give_no_nan(length):
     ('dp', (2, 1)), ('tp', (1, 2)), ('tp', (2, 2)), ('fsdp_tp', (4, 2))])
 def test_every_mesh_drops_the_same_weights(preset, shape):
   arguments = inputs(4, 64, 2, 32)
+  angles = rotary(jnp.arange(256).reshape(4, 64), 32, 10_000.0)
 
   def loss(*arguments):
-    return out_and_gradients(by_kernel, *arguments, 0.1, None)
+    return out_and_gradients(by_kernel, *arguments, 0.1, None, angles)
 
   alone, (of_qkv, of_bias) = loss(*arguments)
   out, gradients = sharding.with_mesh(loss, conftest.sub_mesh(*shape), preset)(*arguments)
@@ -236,7 +238,10 @@ def test_it_compiles_for_a_gpu():
     def gradient(qkv, text_ids):
       def total(qkv):
         bias = jnp.ones((2, 3, 64), jnp.bfloat16)
-        return by_kernel(qkv, bias, text_ids, 0.1, None).astype(jnp.float32).sum()
+        angles = rotary(jnp.arange(2 * length).reshape(2, length), 64, 10_000.0)
+        sums = [by_kernel(qkv, bias, text_ids, 0.1, None, x).astype(jnp.float32).sum()
+                for x in (None, angles)]
+        return sums[0] + sums[1]
       return jax.grad(total)(qkv)
 
     text = sharding.with_mesh(gradient, mesh, 'dp').lower(*shapes).compile().as_text()
