@@ -23,6 +23,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
     'causal in the first half': {'masking.causal_rows': 1.0, 'masking.causal_steps': 0.5},
     'three quarters causal in the first three quarters': {
         'masking.causal_rows': 0.75, 'masking.causal_steps': 0.75},
+    'three quarters causal in the first quarter': {
+        'masking.causal_rows': 0.75, 'masking.causal_steps': 0.25},
+    'three quarters causal in the first eighth': {
+        'masking.causal_rows': 0.75, 'masking.causal_steps': 0.125},
     'half causal and 50% predicted': {'masking.causal_rows': 0.5, 'masking.rate': 0.5},
     'whole words': {'masking.unit': 'whole_word'},
     # Optimizer

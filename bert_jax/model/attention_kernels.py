@@ -181,7 +181,10 @@ def choose_path(config: BertConfig, length: int, platform: str = '',
     require(not obstacle, f'model.attention={requested} is not available: {obstacle}')
     return requested, 'asked for'
   obstacle = f'no kernel supports {platform}'
-  for name in (name for name, kernel in ALL.items() if platform in kernel.platforms):
+  names = [name for name, kernel in ALL.items() if platform in kernel.platforms]
+  if config.has_windows:  # first the kernels that compute the local layers too
+    names.sort(key=lambda name: not ALL[name].has_windows)
+  for name in names:
     obstacle = _obstacle(config, name, length, platform, special)
     if not obstacle:
       return name, 'it holds no weights'

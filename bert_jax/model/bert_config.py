@@ -64,6 +64,7 @@ class BertConfig:
   has_positions: ClassVar[bool] = True  # learned position embeddings
   has_segments: ClassVar[bool] = True  # learned segment embeddings
   has_biases: ClassVar[bool] = True  # in the norms and in attention's projections
+  has_windows: ClassVar[bool] = False  # some layers attend locally
   kernel_obstacle: ClassVar[str] = ''  # why no kernel can compute its attention
   pooler_activation: ClassVar[str] = 'tanh'
   pooler_is_shared: ClassVar[bool] = False  # heads on tokens and the decoder use it too

@@ -47,6 +47,7 @@ class ModernConfig(BertConfig):
   has_positions: ClassVar[bool] = False
   has_segments: ClassVar[bool] = False
   has_biases: ClassVar[bool] = False
+  has_windows: ClassVar[bool] = True
   pooler_is_shared: ClassVar[bool] = True
 
   def __post_init__(self):

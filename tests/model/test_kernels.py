@@ -14,6 +14,7 @@ from bert_jax.errors import UserError
 from bert_jax.model import architectures, attention, attention_kernels, fused_attention
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.model.encoder import Encoder
+from bert_jax.model.modern import ModernConfig
 from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.parallel import sharding, topology
 from tests import conftest
@@ -62,6 +63,12 @@ def test_splash_is_the_plain_path_to_rounding(shape):
   scale = max(float(jnp.abs(x).max()) for x in jax.tree.leaves(expected_grads))
   jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-6 * scale), grads,
                expected_grads)
+
+
+@pytest.mark.parametrize('head_size, path', [(64, 'triton'), (96, 'cudnn')])
+def test_local_layers_have_a_kernel_if_one_computes_them(head_size, path):
+  config = ModernConfig(hidden_size=4 * head_size, num_heads=4, dtype='bfloat16')
+  assert attention_kernels.choose_path(config, 1024, 'gpu') == (path, 'it holds no weights')
 
 
 @pytest.mark.parametrize('name, length, platform, fields, expected', [
