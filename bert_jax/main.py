@@ -4,6 +4,7 @@ from absl import flags
 
 from bert_jax import errors
 from bert_jax.commands import command, config_flag
+from bert_jax.runtime import console
 
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the run, local or gs://.')
 
@@ -12,6 +13,7 @@ def _main(argv: list[str]):
   errors.require(config_flag.is_given() and _WORKDIR.value is not None,
                  'give both --config=configs/tiny.py (or another) and --workdir=DIR')
   config = config_flag.get()
+  console.outlive_readers()
   from bert_jax.runs import run  # after the flags: JAX is slow to import
   try:
     run.run(config, _WORKDIR.value, config_flag.given())

@@ -149,6 +149,20 @@ def test_sigterm_saves_and_says_so(tmp_path, corpus_file):
   saved.close()
 
 
+def test_sigterm_saves_after_the_reader_of_the_output_has_ended(tmp_path, corpus_file):
+  """`main | tee log`: tee gets the same signal, and ends first."""
+  arguments = command(*train(corpus_file, tmp_path / 'run', *LONGER, '--config.log_every=1'))
+  process = subprocess.Popen(**arguments | {'stdout': subprocess.PIPE})
+  while not process.stdout.readline().startswith('step '):
+    pass
+  process.stdout.close()
+  wait_for_step(tmp_path / 'run', 60)
+  process.send_signal(signal.SIGTERM)
+  err = process.stderr.read()
+  assert process.wait(timeout=200) == 75 and 'stopped by SIGTERM after step' in err, err
+  assert max(integrity.steps(epath.Path(tmp_path / 'run/checkpoints'))) >= 60
+
+
 def test_ctrl_c_names_the_newest_checkpoint(tmp_path, corpus_file):
   process = subprocess.Popen(**command(*train(corpus_file, tmp_path / 'run', *LONGER)))
   wait_for_step(tmp_path / 'run', 60)

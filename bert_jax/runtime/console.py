@@ -2,7 +2,9 @@
 
 from collections.abc import Iterable
 import functools
+import os
 import sys
+from typing import Any, TextIO
 
 
 def print_lines(lines: Iterable[tuple[str, str]]):
@@ -23,6 +25,39 @@ def print_summary(lines: Iterable[tuple[str, str]]):
 def note(message: str):
   """Prints a note for the user on standard error, once per process."""
   print(f'bert_jax: note: {message}', file=sys.stderr, flush=True)
+
+
+class _Lasting:
+  """A stream that drops its text once its reader has ended."""
+
+  def __init__(self, stream: TextIO):
+    self._stream = stream
+
+  def __getattr__(self, name: str) -> Any:
+    return getattr(self._stream, name)
+
+  def _drop(self):
+    os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
+
+  def write(self, text: str):
+    try:
+      self._stream.write(text)
+    except BrokenPipeError:
+      self._drop()
+
+  def flush(self):
+    try:
+      self._stream.flush()
+    except BrokenPipeError:
+      self._drop()
+
+
+def outlive_readers():
+  """Lets this process continue after the reader of its output has ended.
+
+  In `main | tee log`, Ctrl-C ends `tee` too, before the run has saved its checkpoint.
+  """
+  sys.stdout, sys.stderr = _Lasting(sys.stdout), _Lasting(sys.stderr)
 
 
 def duration(seconds: float) -> str:
