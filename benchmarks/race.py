@@ -7,9 +7,9 @@ The sides are transformers' PyTorch BERT as its users train it
 (`benchmarks.torch_pretrain`), a BERT of the same size in bert_jax, and
 `configs/speedrun.py`. All read the same first words of the text with the same vocabulary,
 and train one after another. `bert_jax.evaluate` scores all of them: the masked-LM loss of
-the held-out text with the same masks, minimal pairs, and GLUE next to random twins. Writes a table
-(WORKDIR/race.md) and a plot of loss and minimal pairs over minutes (WORKDIR/race.png).
-The same command resumes. Needs torch and transformers.
+the held-out text with the same masks, minimal pairs, and GLUE next to random twins.
+Writes a table (WORKDIR/race.md) and a plot of loss and minimal pairs over minutes
+(WORKDIR/race.png). The same command resumes. Needs torch and transformers.
 """
 
 import json

@@ -153,8 +153,7 @@ def test_sigterm_saves_after_the_reader_of_the_output_has_ended(tmp_path, corpus
   """`main | tee log`: tee gets the same signal, and ends first."""
   arguments = command(*train(corpus_file, tmp_path / 'run', *LONGER, '--config.log_every=1'))
   process = subprocess.Popen(**arguments | {'stdout': subprocess.PIPE})
-  while not process.stdout.readline().startswith('step '):
-    pass
+  next(line for line in process.stdout if line.startswith('step '))
   process.stdout.close()
   wait_for_step(tmp_path / 'run', 60)
   process.send_signal(signal.SIGTERM)

@@ -38,7 +38,7 @@ class Heads(NamedTuple):
   query: jax.Array  # [B, L, H, K]
   key: jax.Array  # [B, L, H, K]
   value: jax.Array  # [B, L, H, K]
-  # All three before the rotation, [B, L, H * 3 * K]: those of a head are adjacent.
+  # Before the rotation: [B, L, H * 3 * K], with the three vectors of a head side by side.
   projected: Biased
   angles: jax.Array | None = None  # [2, B, L, 1, K / 2], of `rotary`
 

@@ -49,7 +49,7 @@ def _launch(shape: Shape, is_forward: bool) -> _Launch:
 
 
 def _is_whole(shape: Shape) -> bool:
-  """True if the backward pass of a row is one block; wider heads have too few registers."""
+  """True if the backward pass of a row is one block. Wider heads lack the registers."""
   return shape.length <= _WHOLE and shape.width <= 64
 
 
@@ -106,7 +106,8 @@ def _call(kernel, shape: Shape, launch: _Launch, programs: tuple[int, ...], prod
                                     transcendentals=weights, bytes_accessed=size),
       compiler_params=pltriton.CompilerParams(
           num_warps=launch.warps, num_stages=launch.stages),
-  )(inputs._replace(qkv=[inputs.qkv] * 3, angles=[inputs.angles] * 2 if has_angles else None),
+  )(inputs._replace(qkv=[inputs.qkv] * 3,
+                    angles=[inputs.angles] * 2 if has_angles else None),
     *by_token, *by_head)
 
 
@@ -120,8 +121,8 @@ def _forward(shape, inputs):
   launch = _launch(shape, is_forward=True)
   results = [jax.ShapeDtypeStruct((batch, length, heads, width), inputs.qkv.dtype),
              jax.ShapeDtypeStruct((batch, heads, length), jnp.float32)]
-  out, sums = _call(kernels.forward_kernel, shape, launch, (pl.cdiv(length, launch.blocks[0]),), 2,
-                    inputs, [], [], results,
+  blocks = pl.cdiv(length, launch.blocks[0])
+  out, sums = _call(kernels.forward_kernel, shape, launch, (blocks,), 2, inputs, [], [], results,
                     [_by_token(results[0].shape), _by_head(results[1].shape)])
   return out, (inputs, None if _is_whole(shape) else out, sums)
 

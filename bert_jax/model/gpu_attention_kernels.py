@@ -61,7 +61,7 @@ class Inputs(NamedTuple):
 
 
 class _Seed(NamedTuple):
-  """The key, row and head of a program; with the place in a row they decide what drops."""
+  """The key, row and head of a program. Dropout depends on them and on the place."""
 
   words: tuple[jax.Array, jax.Array]
   row: jax.Array
@@ -143,7 +143,7 @@ def _products(x: list[jax.Array], y: list[jax.Array]) -> jax.Array:
 
 def _weighted_sums(weights: jax.Array, vectors: list[jax.Array],
                    transposed: bool = False) -> list[jax.Array]:
-  """Sums of vectors, weighted by each row of `weights`, or by each column if `transposed`.
+  """Sums of vectors, weighted by each row of `weights`, or each column if `transposed`.
 
   Returns:
     Parts [sums, K / parts] float32.
@@ -207,7 +207,8 @@ def forward_kernel(shape, sizes, refs, out, sums):
     return total, new_most, sums
 
   empty = (jnp.zeros((sizes[0], shape.width), jnp.float32),
-           jnp.full(sizes[:1], 2 * MASKED, jnp.float32), jnp.zeros(sizes[:1], jnp.float32))
+           jnp.full(sizes[:1], 2 * MASKED, jnp.float32),
+           jnp.zeros(sizes[:1], jnp.float32))
   total, most, sum_of_weights = jax.lax.fori_loop(
       *shape.visited(start, *sizes), add, empty)
   _store(out, shape, start, total / sum_of_weights[:, None])
@@ -249,13 +250,14 @@ def whole_backward_kernel(shape, sizes, refs, gradient, sums, *results):
   d_value = _weighted_sums(dropped.astype(g[0].dtype), g, transposed=True)
   mean = (weights * d_weights).sum(-1, keepdims=True)
   d_scores = (weights * (d_weights - mean) * scale).astype(q[0].dtype)
-  d_query, d_key = _weighted_sums(d_scores, k), _weighted_sums(d_scores, q, transposed=True)
+  d_query = _weighted_sums(d_scores, k)
+  d_key = _weighted_sums(d_scores, q, transposed=True)
   for i, parts in enumerate((d_query, d_key, d_value)):
     _store_gradient(refs, results, shape, i, 0, start, parts)
 
 
 def backward_kernel(shape, sizes, refs, gradient, sums, means, *results):
-  """The gradient of a block of queries, or the gradients of a block of keys and values."""
+  """The gradient of a block of queries, or the two of a block of keys and values."""
   seed, size, scale = _seed(refs), sizes[0], np.float32(1 / math.sqrt(shape.width))
   program, count = pl.program_id(2), pl.cdiv(shape.length, size)
 

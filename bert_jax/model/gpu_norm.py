@@ -124,7 +124,9 @@ def _backward_kernel(shape, size, width, turns, refs, mean, deviation, gradient,
     x = jnp.where(block.is_inside, x * inverse, 0)  # normalized
     g = block.load(gradient, *at)
     scaled = g * scale
-    d_x = scaled - (scaled.sum(-1) / width)[:, None] - x * ((scaled * x).sum(-1) / width)[:, None]
+    mean_scaled, mean_product = (
+        (z.sum(-1) / width)[:, None] for z in (scaled, scaled * x))
+    d_x = scaled - mean_scaled - x * mean_product
     d_x *= inverse
     if of_total is not None:
       d_x += block.load(of_total, *at)
@@ -187,14 +189,14 @@ def _forward(shape, inputs):
   like = jax.ShapeDtypeStruct(inputs.x.shape, inputs.x.dtype)
   number = jax.ShapeDtypeStruct((count,), jnp.float32)
   block = _block(size, padded)
-  writes_sum = shape.keeps_sum and inputs.y is not None
+  writes_sum = shape.keeps_sum and inputs.y is not None  # without y, the sum is x
   out, total, mean, deviation = _call(
       functools.partial(_forward_kernel, shape, size, width), shape, count // size, 4,
       [_input_specs(inputs, size, padded)],
       [block, block if writes_sum else None, _block(size), _block(size)],
       [like, like if writes_sum else None, number, number], inputs)
-  if shape.keeps_sum and inputs.y is None:
-    total = inputs.x  # the sum, without a copy
+  if shape.keeps_sum and not writes_sum:
+    total = inputs.x
   return (out, total), (inputs, mean, deviation)
 
 

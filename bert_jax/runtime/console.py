@@ -39,11 +39,12 @@ class _Lasting:
   def _drop(self):
     os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
 
-  def write(self, text: str):
+  def write(self, text: str) -> int:
     try:
-      self._stream.write(text)
+      return self._stream.write(text)
     except BrokenPipeError:
       self._drop()
+      return len(text)
 
   def flush(self):
     try:

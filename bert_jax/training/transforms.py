@@ -93,7 +93,7 @@ _SMALL = 1e-8  # keeps the norm of a zero update from zero
 
 def _orthogonalize(dtype: jnp.dtype, x: jax.Array) -> jax.Array:
   """Approximates U V^T of x = U S V^T, [M, N], by five Newton-Schulz steps."""
-  # Off CPUs, the arrays between the products are in `dtype` too, as in the published code.
+  # Off CPUs, arrays between the products are in `dtype` too, as in the published code.
   kept = products.activation_dtype(dtype)
   x = (x / (jnp.linalg.norm(x) + _SMALL)).astype(kept)
   for _ in range(5):

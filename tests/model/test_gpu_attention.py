@@ -153,9 +153,10 @@ def test_rows_of_padding_give_no_nan(length):
 
 @pytest.mark.parametrize('preset, shape', [
     ('dp', (2, 1)), ('tp', (1, 2)), ('tp', (2, 2)), ('fsdp_tp', (4, 2))])
-def test_every_mesh_drops_the_same_weights(preset, shape):
+@pytest.mark.parametrize('rotates', [False, True])
+def test_every_mesh_drops_the_same_weights(preset, shape, rotates):
   arguments = inputs(4, 64, 2, 32)
-  angles = rotary(jnp.arange(256).reshape(4, 64), 32, 10_000.0)
+  angles = rotary(jnp.arange(256).reshape(4, 64), 32, 10_000.0) if rotates else None
 
   def loss(*arguments):
     return out_and_gradients(by_kernel, *arguments, 0.1, None, angles)
