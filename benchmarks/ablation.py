@@ -14,7 +14,7 @@ The rule: a change is kept if its difference from the recipe in nat per byte, se
 seed, has one sign in all three seeds at four million, and if the mean keeps the sign at
 sixteen.
 
-Two runs at a time, one on each core. The results are lines of WORKDIR/runs.jsonl; the
+Two runs at a time share the cores. The results are lines of WORKDIR/runs.jsonl; the
 same command resumes. Prints the table of all results and writes it to WORKDIR/ablation.md.
 """
 
@@ -42,13 +42,17 @@ _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder for the runs.', required
 _TOKENS = flags.DEFINE_float('tokens', 1e6, 'Of each run.')
 _SEEDS = flags.DEFINE_integer('seeds', 1, 'Runs of each variant.')
 _VARIANTS = flags.DEFINE_list('variants', None, 'Some of the variants; by default all.')
-_JOBS = flags.DEFINE_integer('jobs', 2, 'Runs at a time, one on each core.')
+_JOBS = flags.DEFINE_integer('jobs', 2, 'Runs at a time; each has its share of the cores.')
+_FIELDS = flags.DEFINE_multi_string(
+    'fields', [], 'FIELD=VALUE of the config of every run; may be repeated.')
+
 
 def _make(run: Run, home: pathlib.Path) -> dict[str, Any]:
   """Trains and judges; returns the line of runs.jsonl."""
   name = re.sub('[^a-z0-9]+', '_', run.variant.lower())
   folder = home / f'{name}-{run.tokens}-{run.seed}'
   _call('main', '--config=configs/speedrun.py', f'--workdir={folder}',
+        *(f'--config.{field}' for field in _FIELDS.value),
         *(f'--config.{field}={value}'
           for field, value in variants.overrides(run, _RECORDS.value).items()))
   judged = {}
@@ -73,18 +77,19 @@ def _call(module: str, *arguments: str):
 
 
 def _run_all(runs: list[Run], home: pathlib.Path):
-  """Makes the runs, each on one core, and appends their lines."""
-  cores: queue.SimpleQueue[int] = queue.SimpleQueue()
-  for core in sorted(os.sched_getaffinity(0))[:_JOBS.value]:
-    cores.put(core)
+  """Makes the runs, each on its share of the cores, and appends their lines."""
+  shares: queue.SimpleQueue[list[int]] = queue.SimpleQueue()
+  cores = sorted(os.sched_getaffinity(0))
+  for job in range(_JOBS.value):
+    shares.put(cores[job::_JOBS.value] or cores)
 
   def make(run):
-    core = cores.get()
-    os.sched_setaffinity(0, {core})  # of this thread and of the processes that it starts
+    share = shares.get()
+    os.sched_setaffinity(0, share)  # of this thread and of the processes that it starts
     try:
       return _make(run, home)
     finally:
-      cores.put(core)
+      shares.put(share)
 
   with futures.ThreadPoolExecutor(_JOBS.value) as pool:
     try:

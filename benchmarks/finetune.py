@@ -24,7 +24,7 @@ import jax
 import numpy as np
 from scipy import stats
 
-from benchmarks import torch_finetune
+from benchmarks import torch_finetune, turns
 from bert_jax import config as config_lib
 from bert_jax import config_fields
 from bert_jax.data.tokenizers import reader as tokenizer_reader
@@ -49,6 +49,7 @@ _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder for results.', required=
 _TASKS = flags.DEFINE_list('tasks', None, 'Some of the tasks; by default all.')
 _STEPS = flags.DEFINE_integer('steps', 50, 'Of parity.')
 _BATCH_SIZE = flags.DEFINE_integer('batch_size', 0, 'Of parity; 0 = that of the config.')
+_LAYERS = 12  # most layers without a loop, as in a run of several minutes
 _QUALITY_SIDES = ('bert_jax', 'torch')
 
 
@@ -269,15 +270,19 @@ def _same(ours: list[Any], theirs: list[Any]) -> float:
 def _parity(name: str, case: Case) -> dict[str, Any]:
   """Makes steps of both sides in turns."""
   steps = _STEPS.value
-  overrides = {'batch_size': _BATCH_SIZE.value} if _BATCH_SIZE.value else {}
-  run = JaxRun(_config(case, {'model.dropout': 0.0, 'model.attention_dropout': 0.0, **overrides}),
-               steps)
+  fields = {'model.dropout': 0.0, 'model.attention_dropout': 0.0, 'model.scan_unroll': _LAYERS}
+  if _BATCH_SIZE.value:
+    fields['batch_size'] = _BATCH_SIZE.value
+  run = JaxRun(_config(case, fields), steps)
   folder = epath.Path(_WORKDIR.value) / 'heads' / name
   run.save(folder)
   arguments = (run.config.task, run.data, str(folder), run.settings, steps, 0.0, 0)
   torch_finetune.TorchRun(*arguments).step(0)  # warms up; not counted
   theirs = torch_finetune.TorchRun(*arguments)
-  losses = np.array([(run.step(i), theirs.step(i)) for i in range(steps)])
+  losses = [(run.step(0), theirs.step(0))]
+  with turns.alone():
+    losses += [(run.step(i), theirs.step(i)) for i in range(1, steps)]
+  losses = np.array(losses)
   timed = steps - len(run.shapes)
   return {'worst_loss': float(np.abs(losses[:, 0] - losses[:, 1]).max()),
           'first_loss': losses[0].tolist(), 'last_loss': losses[-1].tolist(),
@@ -335,6 +340,7 @@ def _print_quality(lines: list[dict[str, Any]]):
 
 def main(_):
   """Runs the missing cases and prints the table."""
+  turns.busy()
   epath.Path(_WORKDIR.value).mkdir(parents=True, exist_ok=True)
   path = epath.Path(_WORKDIR.value) / f'{_MODE.value}.jsonl'
   lines = [json.loads(x) for x in path.read_text().splitlines()] if path.exists() else []

@@ -1,14 +1,15 @@
 #!/usr/bin/env bash
 # Measures a GPU in eight minutes: bash benchmarks/gpu.sh RECORDS OUT [PARTS]
-# RECORDS is a folder of bert_jax.prepare with the 30,522 entries of bert-base-uncased. Each part
-# writes OUT/PART.json, or OUT/PART/train.jsonl, and does not run again once it has: give the same
-# command again for the other parts. A part that fails is named, and the others run. The part
-# steps compiles all models in parallel and then times and profiles each. PYTHON names the
-# interpreter, MINUTES the time. A trial on a CPU: LAYERS=2 BASE=tiny LARGE=tiny ROWS=8 STEPS=1.
+# RECORDS is a folder of bert_jax.prepare with the 30,522 entries of bert-base-uncased. The parts
+# between two slashes compile in parallel, then each measures alone; the first group needs 120 GB
+# of the GPU's memory. Each part writes OUT/PART.log and its results below OUT, and does not run
+# again once it has succeeded: give the same command again for the other parts. PYTHON names the interpreter, MINUTES the time. SQUAD, a folder with
+# squad_v1.1/train-v1.1.json.gz and dev-v1.1.json.gz, adds the part fine_tuning; TEXT, a glob of
+# text, adds the part embedding. A trial on a CPU: LAYERS=2 BASE=tiny LARGE=tiny ROWS=8 STEPS=1.
 #
 # A machine without a network needs wheels of jax[cuda13], the packages of requirements.txt with
-# portpicker, more_itertools, array_record and contextlib2, and for the comparison torch and
-# transformers.
+# portpicker, more_itertools, array_record and contextlib2, and for the comparison torch,
+# transformers and sentence-transformers.
 set -uo pipefail
 if [ $# -lt 2 ]; then
   echo "give both RECORDS and OUT: bash benchmarks/gpu.sh records/wiki runs/gpu" >&2
@@ -19,55 +20,84 @@ mkdir -p "$2"
 out="$(realpath "$2")"
 parts=("${@:3}")
 if [ $# = 2 ]; then
-  parts=(versions steps resume parity base_128 large_512 large_128 base_512 no_attention_dropout
-    deterministic)
+  parts=(versions base_128 large_512 / deterministic resume parity ${SQUAD:+fine_tuning}
+    ${TEXT:+embedding} / attention_128 attention_512)
 fi
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
+# A part that hangs must not cost the results of the others.
+ends=$((60 * ${MINUTES:-8}))
+python() {
+  timeout "$((ends - SECONDS))" "${PYTHON:-python3}" "$@"
+}
 # Several processes share the GPU: each takes what it needs.
 export XLA_PYTHON_CLIENT_PREALLOCATE=false
-export JAX_COMPILATION_CACHE_DIR="${JAX_COMPILATION_CACHE_DIR:-$out/compiled}"
-base="${BASE:-base}" large="${LARGE:-large}"
+export BERT_JAX_BENCHMARKS_LOCK="$out/lock"
 
-failed=0
-for part in "${parts[@]}"; do
-  left=$((60 * ${MINUTES:-8} - SECONDS))
-  # In turns with PyTorch, compiled: padded rows as its users have them, and identical ones.
-  steps=(benchmarks.train "--text=$records" "--workdir=$out/$part" --dtype=bfloat16 --rounds=3
-    "--steps=${STEPS:-10}" "--sides=torch_compile,torch_packed")
-  flags="${XLA_FLAGS:-}"
+# Training steps in turns. torch_compile has padded rows, as the users of PyTorch have them, and
+# torch_packed has identical ones.
+steps() { # SIZE LENGTH ROWS SIDES
+  python -m benchmarks.train "--text=$records" "--workdir=$out/$part" --dtype=bfloat16 \
+    --rounds=3 "--steps=${STEPS:-10}" --modules "--sizes=$1" "--lengths=$2" \
+    "--batch=${ROWS:-$3}" "--sides=$4"
+}
+
+measure() { # PART
+  local part="$1"
   case "$part" in
-    versions) command=(benchmarks.gpu_versions "--output=$out/versions.json") ;;
-    steps) command=(benchmarks.gpu_steps "--records=$records" "--out=$out/steps"
-      "--layers=${LAYERS:-0}" "--rows=${ROWS:-0}" "--steps=${STEPS:-20}") ;;
-    resume) command=(benchmarks.gpu_resume "--records=$records" "--workdir=$out/runs"
-      "--output=$out/resume.json") ;;
-    parity) command=(benchmarks.gpu_parity "--layers=${LAYERS:-12}" "--heads=${LAYERS:-12}"
-      "--output=$out/parity.json") ;;
-    base_128) command=("${steps[@]}" "--sizes=$base" --lengths=128 "--batch=${ROWS:-256}") ;;
-    base_512) command=("${steps[@]}" "--sizes=$base" --lengths=512 "--batch=${ROWS:-64}") ;;
-    large_128) command=("${steps[@]}" "--sizes=$large" --lengths=128 "--batch=${ROWS:-128}") ;;
-    large_512) command=("${steps[@]}" "--sizes=$large" --lengths=512 "--batch=${ROWS:-32}") ;;
-    no_attention_dropout) # which cuDNN's attention asks for
-      command=("${steps[@]}" "--sizes=$large" --lengths=512 "--batch=${ROWS:-32}"
-        --attention_dropout=0) ;;
-    deterministic) # the price of sums in a fixed order
-      command=("${steps[@]}" "--sizes=$base" --lengths=128 "--batch=${ROWS:-256}" --sides=)
-      flags+=' --xla_gpu_deterministic_ops=true' ;;
+    versions) python -m benchmarks.gpu_versions "--output=$out/versions.json" ;;
+    base_128) steps "${BASE:-base}" 128 256 torch_compile,torch_packed ;;
+    large_512) steps "${LARGE:-large}" 512 32 torch_compile,torch_packed ;;
+    base_512) steps "${BASE:-base}" 512 64 torch_compile,torch_packed ;;
+    large_128) steps "${LARGE:-large}" 128 128 torch_compile,torch_packed ;;
+    deterministic) steps "${BASE:-base}" 128 256 deterministic ;;
+    attention_128) steps "${BASE:-base}" 128 256 xla,scan ;;
+    attention_512) steps "${LARGE:-large}" 512 32 xla,cudnn,triton ;;
+    fine_tuning)
+      models bert_base && python -m benchmarks.finetune --tasks=squad_384 "--data=$SQUAD" \
+        "--model=$out/random/bert_base" "--workdir=$out/$part" --steps=40 --batch_size=32 ;;
+    embedding)
+      models minilm && python -m benchmarks.inference "--model=$out/random/minilm" \
+        "--text=$TEXT" --short=100000 --long=0 --rounds=2 --batch={128,512,2048} ;;
+    parity) python -m benchmarks.gpu_parity "--layers=${LAYERS:-12}" \
+      "--heads=${LAYERS:-12}" "--output=$out/parity.json" ;;
+    resume) python -m benchmarks.gpu_resume "--records=$records" "--workdir=$out/runs" \
+      "--output=$out/resume.json" ;;
     *)
       echo "$part is no part: benchmarks/gpu.sh lists them" >&2
-      exit 2 ;;
+      return 2 ;;
   esac
-  if [ "$part" != steps ] && [ -e "$out/$part.json" ] || [ -e "$out/$part/train.jsonl" ]; then
+}
+
+models() { # NAME: random models of published sizes; only their speed counts
+  [ -e "$out/random/$1/config.json" ] || python -m benchmarks.random_models \
+    "--vocab=$records/tokenizer/vocab.txt" "--output=$out/random" "--names=$1"
+}
+
+running=() failed=0
+finish() {
+  for process in ${running[@]+"${running[@]}"}; do
+    wait "$process" || failed=1
+  done
+  running=()
+}
+
+for part in "${parts[@]}"; do
+  if [ "$part" = / ]; then
+    finish
+    continue
+  elif [ -e "$out/$part.done" ]; then
     echo "$part: done before"
-  elif [ "$left" -lt 30 ]; then
-    echo "$part: no time is left, run the same command again"
-    failed=1
-  else
-    echo "== $part, $left s left"
-    if ! XLA_FLAGS="$flags" timeout "$left" "${PYTHON:-python3}" -m "${command[@]}"; then
-      echo "$part: failed"
-      failed=1
-    fi
+    continue
   fi
+  (
+    measure "$part" >"$out/$part.log" 2>&1 && touch "$out/$part.done"
+    code=$?
+    [ "$code" = 0 ] || echo "$part: failed"
+    echo "== $part, after $SECONDS s"
+    grep '^|\|^{' "$out/$part.log" || tail -n 3 "$out/$part.log"
+    exit "$code"
+  ) &
+  running+=($!)
 done
+finish
 exit "$failed"

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 import transformers
 
+from benchmarks import turns
 from bert_jax.data.tokens import Tokens
 from bert_jax.interop import families, huggingface, layout
 from bert_jax.model.heads import BertForPreTraining
@@ -105,6 +106,7 @@ def _distances(ours: dict, reference: dict) -> dict[str, float]:
 
 def main(_):
   """Compares every path at every length, and writes and prints the distances."""
+  turns.busy()
   torch.set_float32_matmul_precision('highest')
   on_gpu = jax.default_backend() == 'gpu'
   device = 'cuda' if on_gpu else 'cpu'

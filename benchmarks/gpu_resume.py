@@ -18,6 +18,7 @@ import time
 from absl import app, flags
 from etils import epath
 
+from benchmarks import turns
 from bert_jax.training import integrity
 
 _RECORDS = flags.DEFINE_string('records', None, 'A folder of bert_jax.prepare.', required=True)
@@ -59,6 +60,7 @@ def _arrays(workdir: pathlib.Path) -> dict:
 
 def main(_):
   """Runs both modes, predicts, and writes the results."""
+  turns.busy()
   results = {}
   for mode, flags_of_xla in _MODES.items():
     home = pathlib.Path(_WORKDIR.value) / mode

@@ -1,12 +1,13 @@
-"""Texts per second of `embed`, beside sentence-transformers and onnxruntime on the same cores.
+"""Texts per second of `embed`, beside sentence-transformers and onnxruntime on one machine.
 
   python -m benchmarks.inference --model=MODEL --text='corpus/*.txt.gz' --rounds=5
 
 MODEL is a folder of sentence-transformers. Five processes embed the same texts in turns, and
 the medians count: bert_jax in float32 and in bfloat16, sentence-transformers in PyTorch, and
 onnxruntime with the files of `convert --to=onnx --quantize=int8`. The last three sort the
-texts by length, pad batches, and use the fastest of the given batch sizes. The short texts
-are sentences of mixed length, the long ones as many sentences as fill the model's longest
+texts by length, pad batches, and use the fastest of the given batch sizes. On a GPU,
+sentence-transformers and transformers in bfloat16 take the place of onnxruntime. The short
+texts are sentences of mixed length, the long ones as many sentences as fill the model's longest
 input. Needs torch, sentence-transformers, onnx and onnxruntime.
 """
 
@@ -38,10 +39,13 @@ _KIND = flags.DEFINE_string('kind', None, 'Internal: short or long.')
 _FOLDER = flags.DEFINE_string('folder', None, 'Internal: ONNX files, and vectors of each side.')
 
 SIDES = {'bert_jax': 'bert_jax, float32', 'bfloat16': 'bert_jax, bfloat16',
-         'torch': 'sentence-transformers', 'onnx': 'onnxruntime, float32',
-         'int8': 'onnxruntime, int8'}
+         'torch': 'sentence-transformers'}
+_ON_CPU = {'onnx': 'onnxruntime, float32', 'int8': 'onnxruntime, int8'}
+_ON_GPU = {'torch_bfloat16': 'sentence-transformers, bfloat16',
+           'transformers': 'transformers, bfloat16'}
 _WORDS = 250  # of a long text: more than 256 tokens
 _TRIED = 1_000  # texts for each batch size
+_LONGEST = 256  # tokens of a text, as in all-MiniLM-L6-v2
 
 Embed = Callable[[list[str]], np.ndarray]
 
@@ -76,7 +80,43 @@ def _torch(batch: int) -> Embed:
 @functools.cache
 def _sentence_transformer():
   import sentence_transformers
-  return sentence_transformers.SentenceTransformer(_MODEL.value, device='cpu')
+  model = sentence_transformers.SentenceTransformer(
+      _MODEL.value, device='cpu' if _on_cpu() else 'cuda')
+  return model if _SIDE.value == 'torch' else model.bfloat16()
+
+
+def _transformers(batch: int) -> Embed:
+  """A loop over padded batches in the order of their length, with the mean of the tokens."""
+  import torch
+  model, tokenizer = _transformers_model()
+
+  @torch.inference_mode()
+  def embed(texts):
+    order = sorted(range(len(texts)), key=lambda i: -len(texts[i]))
+    vectors = np.zeros((len(texts), model.config.hidden_size), np.float32)
+    for start in range(0, len(order), batch):
+      part = order[start:start + batch]
+      inputs = tokenizer([texts[i] for i in part], padding=True, truncation=True,
+                         max_length=_LONGEST, return_tensors='pt').to(model.device)
+      hidden, real = model(**inputs).last_hidden_state, inputs['attention_mask'][:, :, None]
+      means = (hidden * real).sum(1, dtype=torch.float32) / real.sum(1)
+      vectors[part] = means.cpu().numpy()
+    return vectors
+
+  return embed
+
+
+@functools.cache
+def _transformers_model():
+  import torch
+  import transformers
+  return (transformers.AutoModel.from_pretrained(_MODEL.value, dtype=torch.bfloat16).cuda().eval(),
+          transformers.AutoTokenizer.from_pretrained(_MODEL.value))
+
+
+def _on_cpu() -> bool:
+  import jax
+  return jax.default_backend() == 'cpu'
 
 
 @functools.cache
@@ -121,7 +161,8 @@ def _onnx(name: str, batch: int) -> Embed:
 
 def _serve():
   """Serves the side of this process: a step embeds all texts."""
-  make = {'torch': _torch, 'onnx': functools.partial(_onnx, 'model'),
+  make = {'torch': _torch, 'torch_bfloat16': _torch, 'transformers': _transformers,
+          'onnx': functools.partial(_onnx, 'model'),
           'int8': functools.partial(_onnx, 'model_quantized')}.get(_SIDE.value)
   texts = _texts()
   if make:
@@ -151,14 +192,16 @@ def _measure(kind: str, folder: str):
   arguments = [f'--model={_MODEL.value}', f'--text={_TEXT.value}', f'--kind={kind}',
                f'--folder={folder}', f'--short={_SHORT.value}', f'--long={_LONG.value}',
                *(f'--batch={batch}' for batch in _BATCHES.value)]
+  titles = SIDES | (_ON_CPU if _on_cpu() else _ON_GPU)
   sides = {name: turns.Side([sys.executable, '-m', 'benchmarks.inference', *arguments,
-                             f'--side={name}'], count) for name in SIDES}
-  for _ in range(_ROUNDS.value):
-    for side in sides.values():
-      side.run(1)
-  vectors = {name: np.load(f'{folder}/{name}.npy') for name in SIDES}
+                             f'--side={name}'], count).ready() for name in titles}
+  with turns.alone():
+    for _ in range(_ROUNDS.value):
+      for side in sides.values():
+        side.run(1, cold=1 if _on_cpu() else 0)
+  vectors = {name: np.load(f'{folder}/{name}.npy') for name in titles}
   ours = vectors['bert_jax'] / np.linalg.norm(vectors['bert_jax'], axis=1, keepdims=True)
-  for name, title in SIDES.items():
+  for name, title in titles.items():
     side = sides[name]
     other = vectors[name] / np.linalg.norm(vectors[name], axis=1, keepdims=True)
     ratio = np.median(np.divide(sides['torch'].seconds, side.seconds))
@@ -172,9 +215,11 @@ def main(_):
   if _SIDE.value:
     _serve()
     return
+  turns.busy()
   with tempfile.TemporaryDirectory() as folder:
-    subprocess.run([sys.executable, '-m', 'bert_jax.convert', f'--input={_MODEL.value}',
-                    f'--output={folder}', '--to=onnx', '--quantize=int8'], check=True)
+    if _on_cpu():
+      subprocess.run([sys.executable, '-m', 'bert_jax.convert', f'--input={_MODEL.value}',
+                      f'--output={folder}', '--to=onnx', '--quantize=int8'], check=True)
     print('| texts | side | batch | texts per second | times PyTorch | smallest cosine |')
     print('| --- | --- | --- | --- | --- | --- |')
     for kind, count in (('short', _SHORT.value), ('long', _LONG.value)):

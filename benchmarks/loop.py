@@ -63,7 +63,7 @@ def main(_):
           'phases': (), 'max_len': 128, 'batch_size': 32, 'train_steps': 100_000,
           'data.source': str(records)}}))
   alone = turns.Side([sys.executable, '-m', 'benchmarks.train_steps',
-                      f'--run={workdir / "run.json"}'], 1)
+                      f'--run={workdir / "run.json"}'], 1).ready()
   run = workdir / 'run'
   if run.exists():
     run.rmtree()

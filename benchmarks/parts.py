@@ -6,6 +6,7 @@ joins the parts that `benchmarks.record` wrote to a checkpoint of bert_jax, whic
 values of the model rounded to bfloat16.
 """
 
+import collections
 import dataclasses
 import hashlib
 import json
@@ -42,21 +43,17 @@ def digest(model: Pretrained) -> str:
 
 
 def write(model: Pretrained, folder: pathlib.Path):
-  """Writes the parameters, the tokenizer and the sizes of the model.
-
-  Raises:
-    ValueError: a single array does not fit into a part.
-  """
+  """Writes the parameters, the tokenizer and the sizes of the model."""
   folder.mkdir(parents=True, exist_ok=True)
   parts: list[dict[str, np.ndarray]] = [{}]
   for name, array in _arrays(model).items():
     # As whole numbers: the NumPy side of safetensors has no bfloat16.
     short = np.asarray(jnp.asarray(array, jnp.bfloat16)).view(np.uint16)
-    if short.nbytes > _BYTES:
-      raise ValueError(f'{name} has {short.nbytes} bytes: a part has at most {_BYTES}')
-    if sum(x.nbytes for x in parts[-1].values()) + short.nbytes > _BYTES:
-      parts.append({})
-    parts[-1][name] = short
+    # The matrices of all layers are one array, which may need several parts.
+    for number, piece in enumerate(np.array_split(short, -(-short.nbytes // _BYTES))):
+      if sum(x.nbytes for x in parts[-1].values()) + piece.nbytes > _BYTES:
+        parts.append({})
+      parts[-1][f'{name}:{number:03}'] = piece
   for number, part in enumerate(parts):
     safetensors.save_file(part, folder / f'{number:03}.safetensors')
   model.tokenizer.save(epath.Path(folder / 'tokenizer'))
@@ -65,10 +62,12 @@ def write(model: Pretrained, folder: pathlib.Path):
 
 def read(folder: pathlib.Path) -> Pretrained:
   """Reads what `write` wrote."""
-  params = {}
+  pieces = collections.defaultdict(list)
   for file in sorted(folder.glob('*.safetensors')):
-    for name, short in safetensors.load_file(file).items():
-      params[name] = np.asarray(short.view(jnp.bfloat16), np.float32)
+    for name, short in sorted(safetensors.load_file(file).items()):
+      pieces[name.rpartition(':')[0]].append(short)
+  params = {name: np.asarray(np.concatenate(x).view(jnp.bfloat16), np.float32)
+            for name, x in pieces.items()}
   config = architectures.make_config(json.loads((folder / 'model.json').read_text()))
   return Pretrained(config, traverse_util.unflatten_dict(params, sep='/'),
                     reader.load(epath.Path(folder / 'tokenizer')))

@@ -38,7 +38,8 @@ def _fake(folder: epath.Path) -> list[list[str]]:
       'phases': (), 'max_len': 128, 'batch_size': 32, 'train_steps': 100_000,
       'model.vocab_size': 8192}}))
   command = [sys.executable, '-m', 'benchmarks.train_steps', f'--run={run}']
-  sides = [turns.Side(command, 1, JAX_PLATFORMS='cpu', JAX_NUM_CPU_DEVICES=str(n)) for n in _FAKE]
+  sides = [turns.Side(command, 1, JAX_PLATFORMS='cpu', JAX_NUM_CPU_DEVICES=str(n)).ready()
+           for n in _FAKE]
   for _ in range(_ROUNDS.value):
     for side in sides:
       side.run(10)

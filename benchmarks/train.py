@@ -11,9 +11,11 @@ torch_bf16_full do the same on bert_jax's own rows, with the same ids and labels
 row were one pair. These rows are full except for the last few positions, so the ratio
 does not depend on padding. torch_packed uses these rows and keeps their pairs apart. Only
 real tokens count, not padding. Each side is a separate process that waits while the
-others run. The figures are medians of the steps of all rounds. Each round also measures
-the limits: a large matrix product and a large copy. `benchmarks/peers.py` describes the
-environments of the peers. Appends to WORKDIR/train.jsonl and prints a table.
+others run. On a GPU, all sides compile at once. The figures are medians of the steps of all
+rounds. Each round also measures the limits: a large matrix product and a large copy.
+`benchmarks/peers.py` describes the environments of the peers. Appends to
+WORKDIR/train.jsonl and prints a table. With --modules, WORKDIR/SIZE-LENGTH/SIDE.txt lists
+the time of each module of bert_jax.
 """
 
 import json
@@ -40,14 +42,25 @@ _LENGTHS = flags.DEFINE_list('lengths', ['128'], 'Tokens in a row.')
 _BATCH = flags.DEFINE_integer('batch', 8, 'Rows per step.')
 _DTYPE = flags.DEFINE_string('dtype', 'float32', 'Of bert_jax: float32, bfloat16.')
 _SIDES = flags.DEFINE_list('sides', ['torch', 'torch_full', 'torch_bf16', 'torch_bf16_full', 'flax',
-                                     'keras'], 'Peers; also torch_compile, torch_packed.')
+                                     'keras'], 'Peers; also torch_compile, torch_packed, and '
+                           'variants of bert_jax: scan, xla, cudnn, triton, no_attention_dropout, '
+                           'deterministic.')
 _ATTENTION_DROPOUT = flags.DEFINE_float('attention_dropout', 0.1, 'Of bert_jax and torch.')
 _UNROLL = flags.DEFINE_integer('scan_unroll', 0, 'Layers in each turn of the scan; 0 = all.')
 _ROUNDS = flags.DEFINE_integer('rounds', 5, 'Turns of each side.')
 _STEPS = flags.DEFINE_integer('steps', 4, 'Counted steps per turn.')
+_MODULES = flags.DEFINE_bool('modules', False, 'Also list the time of modules.')
 _PYTHONS = {
     'flax': flags.DEFINE_string('flax_python', None, 'With transformers 4.57.1, jax and flax.'),
     'keras': flags.DEFINE_string('keras_python', None, 'With keras-hub and jax.')}
+
+
+# Fields of the variants of bert_jax.
+_VARIANTS = {
+    'bert_jax': {}, 'scan': {'model.scan_unroll': 1}, 'xla': {'model.attention': 'xla'},
+    'triton': {'model.attention': 'triton', 'model.attention_dropout': 0.0},
+    'cudnn': {'model.attention': 'cudnn', 'model.attention_dropout': 0.0},
+    'no_attention_dropout': {'model.attention_dropout': 0.0}, 'deterministic': {}}
 
 
 def _write_rows(job: Any, path: epath.Path) -> float:
@@ -72,32 +85,42 @@ def _write_rows(job: Any, path: epath.Path) -> float:
 
 
 def _start(size: str, length: int, workdir: epath.Path) -> dict[str, turns.Side]:
-  """Starts all sides; each has made its first step."""
-  run = {'size': size, 'workdir': str(workdir), 'config': {
+  """Starts all sides; on a GPU without waiting for their first steps."""
+  fields = {
       'model.vocab_size': 30_522, 'model.dtype': _DTYPE.value, 'phases': (),
       'train_steps': 100_000, 'max_len': length, 'batch_size': _BATCH.value,
       'data.source': _TEXT.value, 'data.vocab': _VOCAB.value,
-      'model.attention_dropout': _ATTENTION_DROPOUT.value}}
+      'model.attention_dropout': _ATTENTION_DROPOUT.value}
   if _UNROLL.value:
-    run['config']['model.scan_unroll'] = _UNROLL.value
-  (workdir / 'run.json').write_text(json.dumps(run))
+    fields['model.scan_unroll'] = _UNROLL.value
+  run = {'size': size, 'workdir': str(workdir), 'config': fields}
   rows, tokens = {}, {}
   for name, pack in (('packed', True), ('padded', False)):
     rows[name] = workdir / f'{name}.npz'
     tokens[name] = _write_rows(train_steps.make_job(run, pack, mesh_lib.make_mesh())[1], rows[name])
-  sides = {'bert_jax': turns.Side(
-      [sys.executable, '-m', 'benchmarks.train_steps', f'--run={workdir / "run.json"}'],
-      tokens['packed'])}
   layers, width = config_lib.SIZES[size]
   device = 'cpu' if jax.default_backend() == 'cpu' else 'cuda'
-  for side in _SIDES.value:
-    name = 'packed' if side.endswith(('_full', '_packed')) else 'padded'
-    python = _PYTHONS[side].value if side in _PYTHONS else sys.executable
-    sides[side] = turns.Side(
-        [python, '-m', 'benchmarks.peers', f'--side={side}', f'--rows={rows[name]}',
-         f'--sizes={layers},{width},{width // 64}', f'--device={device}',
-         f'--attention_dropout={_ATTENTION_DROPOUT.value}'], tokens[name])
-  return sides
+  sides = {}
+  for side in ['bert_jax', *_SIDES.value]:
+    env = {}
+    if side in _VARIANTS:
+      name, path = 'packed', workdir / f'{side}.json'
+      path.write_text(json.dumps(run | {'config': fields | _VARIANTS[side]}))
+      command = [sys.executable, '-m', 'benchmarks.train_steps', f'--run={path}']
+      if _MODULES.value:
+        command.append(f'--profile={workdir / side}.txt')
+      if side == 'deterministic':  # sums in a fixed order
+        env['XLA_FLAGS'] = os.environ.get('XLA_FLAGS', '') + ' --xla_gpu_deterministic_ops=true'
+    else:
+      name = 'packed' if side.endswith(('_full', '_packed')) else 'padded'
+      python = _PYTHONS[side].value if side in _PYTHONS else sys.executable
+      command = [python, '-m', 'benchmarks.peers', f'--side={side}', f'--rows={rows[name]}',
+                 f'--sizes={layers},{width},{width // 64}', f'--device={device}',
+                 f'--attention_dropout={_ATTENTION_DROPOUT.value}']
+    sides[side] = turns.Side(command, tokens[name], **env)
+    if device == 'cpu':  # they would share the cores
+      sides[side].ready()
+  return sides if device == 'cpu' else {name: side.ready() for name, side in sides.items()}
 
 
 def _limits() -> tuple[float, float]:
@@ -110,10 +133,11 @@ def _measure(size: str, length: int, workdir: epath.Path) -> list[dict[str, Any]
   """Runs the rounds; returns one line for each side."""
   workdir.mkdir(parents=True, exist_ok=True)
   sides, measured = _start(size, length, workdir), []
-  for _ in range(_ROUNDS.value):
-    measured.append(_limits())
-    for side in sides.values():
-      side.run(_STEPS.value)
+  with turns.alone():
+    for _ in range(_ROUNDS.value):
+      measured.append(_limits())
+      for side in sides.values():
+        side.run(_STEPS.value)
   for side in sides.values():
     side.close()
   flops, bandwidth = map(statistics.median, zip(*measured))
@@ -133,6 +157,7 @@ def _machine() -> str:
 
 def main(_):
   """Measures every size and length, and prints a table."""
+  turns.busy()
   workdir, lines = epath.Path(_WORKDIR.value), []
   for size in _SIZES.value:
     for length in map(int, _LENGTHS.value):

@@ -5,8 +5,11 @@
 run.json has the argument of `make_job`.
 """
 
+import collections
 import importlib.metadata
 import json
+import pathlib
+import tempfile
 from typing import Any
 
 from absl import app, flags
@@ -18,6 +21,7 @@ from ml_collections import FrozenConfigDict
 from benchmarks import turns
 from bert_jax import config as config_lib
 from bert_jax.parallel import mesh as mesh_lib
+from bert_jax.planning import hlo, traffic
 from bert_jax.runs import pretrain
 from bert_jax.runtime import host
 from bert_jax.training import optimizer as optimizer_lib
@@ -25,6 +29,8 @@ from bert_jax.training import state as state_lib
 from bert_jax.training.job import Job
 
 _RUN = flags.DEFINE_string('run', None, 'JSON file.')
+_PROFILE = flags.DEFINE_string('profile', None, 'Text file: the time of each module, at the end.')
+_SHOWN = 60  # modules
 
 
 def make_job(run: dict[str, Any], pack: bool, mesh: Mesh) -> tuple[FrozenConfigDict, Job]:
@@ -43,6 +49,25 @@ def make_job(run: dict[str, Any], pack: bool, mesh: Mesh) -> tuple[FrozenConfigD
   return c, pretrain.make_job(c, None, mesh, epath.Path(run['workdir']))
 
 
+def modules(folder: pathlib.Path, program: str) -> list[str]:
+  """The share of time of each module and operation in a trace, the longest first."""
+  instructions = {x.name: x for computation in hlo.Module(program).computations.values()
+                  for x in computation.values()}
+  times, counts = collections.Counter(), collections.Counter()
+  for path in folder.glob('**/*.xplane.pb'):
+    for plane in jax.profiler.ProfileData.from_file(str(path)).planes:
+      for line in plane.lines:
+        for event in line.events:
+          name = next((value for key, value in event.stats if key == 'hlo_op'), event.name)
+          if name in instructions:
+            place = traffic.place(instructions[name])
+            times[place] += event.duration_ns
+            counts[place] += 1
+  total = sum(times.values()) or 1
+  return [f'{100 * ns / total:5.1f}%  {ns / 1e6:8.3f} ms  {counts[place]:5}  {"  ".join(place)}'
+          for place, ns in times.most_common(_SHOWN)]
+
+
 def main(_):
   """Makes steps on request."""
   if not host.has_accelerator():
@@ -56,17 +81,24 @@ def main(_):
   update = state_lib.make_train_step(job.task, optimizer, mesh, config.sharding, abstract, seed=0,
                                      accumulation=1)
   batches = [mesh_lib.put_batch(job.data.rows(i), mesh) for i in range(turns.BATCHES)]
+  program = update.lower(state, batches[0]).compile()
   freed_memory = host.FreedMemory()
 
   def step(i: int) -> float:
     nonlocal state
-    state, metrics = update(state, batches[i % len(batches)])
+    state, metrics = program(state, batches[i % len(batches)])
     total, count = jax.device_get(metrics['mlm_loss'])
     freed_memory.after_step()
     return float(total / count)
 
   versions = ', '.join(f'{name} {importlib.metadata.version(name)}' for name in ('jax', 'flax'))
   turns.serve(step, versions)
+  if _PROFILE.value:
+    with tempfile.TemporaryDirectory() as folder:
+      with jax.profiler.trace(folder):
+        step(0)
+      text = '\n'.join(modules(pathlib.Path(folder), program.as_text()))
+      epath.Path(_PROFILE.value).write_text(f'One step\n{text}\n')
 
 
 if __name__ == '__main__':

@@ -1,6 +1,12 @@
-"""Processes that make steps in turns; needs only Python."""
+"""Processes that make steps in turns; needs only Python.
 
-from collections.abc import Callable
+Several benchmarks may start at once on one GPU: `busy` marks those that compile, and
+`alone` waits until none of the others compiles or measures.
+"""
+
+from collections.abc import Callable, Iterator
+import contextlib
+import fcntl
 import json
 import os
 import resource
@@ -11,6 +17,29 @@ import time
 from typing import Any
 
 BATCHES = 16  # batches that each side has; then they repeat
+# Names a file that the benchmarks of one GPU lock.
+_LOCK = 'BERT_JAX_BENCHMARKS_LOCK'
+_STARTED = 'BERT_JAX_BENCHMARKS_STARTED'  # when the process of a side was started
+_lock_files = []  # at most one: a process keeps its lock until it ends
+
+
+def busy():
+  """Tells the other benchmarks to wait with their measurements."""
+  if os.environ.get(_LOCK):
+    _lock_files.append(open(os.environ[_LOCK], 'a'))
+    fcntl.flock(_lock_files[0], fcntl.LOCK_SH)
+
+
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+  """Measures while no other benchmark compiles or measures."""
+  if _lock_files:
+    fcntl.flock(_lock_files[0], fcntl.LOCK_EX)  # gives the shared lock back first
+  try:
+    yield
+  finally:
+    if _lock_files:
+      fcntl.flock(_lock_files[0], fcntl.LOCK_UN)
 
 
 def _peak_memory() -> int:
@@ -26,9 +55,9 @@ def _peak_memory() -> int:
 
 def serve(step: Callable[[int], float], versions: str):
   """Makes the first step, then the number of steps on each line of standard input."""
-  began = time.perf_counter()
   step(0)
-  print(json.dumps({'first': time.perf_counter() - began, 'versions': versions}), flush=True)
+  start = time.time() - float(os.environ[_STARTED])
+  print(json.dumps({'start': start, 'versions': versions}), flush=True)
   done = 1
   for line in sys.stdin:
     times = []
@@ -53,12 +82,16 @@ class Side:
 
   def __init__(self, command: list[str], tokens: float, **env: str):
     """Starts the process; `tokens` counts a step, `env` is added to the environment."""
-    began = time.perf_counter()
-    self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                     text=True, env=os.environ | env)
-    self.versions = self._answer()['versions']
-    self.start = time.perf_counter() - began
+    self._process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        env=os.environ | env | {_STARTED: str(time.time())})
     self._tokens, self.seconds, self.memory = tokens, [], 0
+
+  def ready(self) -> 'Side':
+    """Waits for the first step."""
+    answer = self._answer()
+    self.versions, self.start = answer['versions'], answer['start']
+    return self
 
   def _answer(self) -> dict[str, Any]:
     for line in self._process.stdout:
@@ -66,12 +99,12 @@ class Side:
         return json.loads(line)
     raise RuntimeError(f'{self._process.args} has ended')
 
-  def run(self, steps: int):
-    """Makes a turn; the first step is not counted, because its caches are cold."""
-    self._process.stdin.write(f'{steps + 1}\n')
+  def run(self, steps: int, cold: int = 1):
+    """Makes a turn. The first `cold` steps are not counted, because their caches are cold."""
+    self._process.stdin.write(f'{steps + cold}\n')
     self._process.stdin.flush()
     answer = self._answer()
-    self.seconds += answer['seconds'][1:]
+    self.seconds += answer['seconds'][cold:]
     self.memory = answer['memory']
 
   @property

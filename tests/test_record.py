@@ -21,7 +21,7 @@ from tests.test_commands import ROOT
 def test_parts_hold_the_model_rounded_to_bfloat16(tmp_path, monkeypatch):
   model = load.load(made_tasks.model(tmp_path / 'model'))
   arrays = jax.tree.leaves(model.params)
-  most = max(x.size for x in arrays) * 2
+  most = max(x.size for x in arrays)  # bytes: half of the largest array
   monkeypatch.setattr(parts, '_BYTES', most)
   parts.write(model, tmp_path / 'parts')
   files = sorted((tmp_path / 'parts').glob('*.safetensors'))
@@ -34,9 +34,6 @@ def test_parts_hold_the_model_rounded_to_bfloat16(tmp_path, monkeypatch):
   parts.main(['', str(tmp_path / 'parts'), str(tmp_path / 'joined')])
   assert parts.digest(native.load(epath.Path(tmp_path / 'joined'))) == parts.digest(read)
   assert parts.digest(read) != parts.digest(model)
-  monkeypatch.setattr(parts, '_BYTES', most - 1)
-  with pytest.raises(ValueError, match=f'has {most} bytes: a part has at most'):
-    parts.write(model, tmp_path / 'small')
 
 
 @pytest.mark.slow

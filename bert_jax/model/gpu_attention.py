@@ -40,12 +40,18 @@ class _Launch(NamedTuple):
 
 def _launch(shape: Shape, is_forward: bool) -> _Launch:
   if is_forward:
-    is_small = shape.length <= _WHOLE or shape.width > 64
-    return _Launch((shape.block(64 if is_small else 128), shape.block(64)), 4, 2)
+    if shape.length <= _WHOLE:
+      sizes, stages = (64, 64), 1
+    elif shape.width > 64 or shape.reach is not None:
+      sizes, stages = (64, 64), 2
+    else:  # dropout needs registers
+      sizes, stages = (128, 32 if shape.rate else 64), 3
+    return _Launch((shape.block(sizes[0]), shape.block(sizes[1])), 4, stages)
   if _is_whole(shape):
     size = shape.block(_WHOLE)
     return _Launch((size, size), 8 if size > 64 else 4, 1)
-  return _Launch((shape.block(64), shape.block(64)), 4, 2)
+  stages = 3 if shape.width <= 64 and shape.reach is None else 2
+  return _Launch((shape.block(64), shape.block(64)), 4, stages)
 
 
 def _is_whole(shape: Shape) -> bool:

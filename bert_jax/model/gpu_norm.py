@@ -20,7 +20,7 @@ from bert_jax.parallel import sharding
 
 _MOST = 8192  # the widest vector: a program holds it in registers
 _VALUES = 4096  # values that a program takes at a time
-_TURNS = 8  # blocks of tokens that a program of the backward pass takes
+_TURNS = 16  # blocks of tokens that a program of the backward pass takes
 _TOKENS = ('batch', 'seq', 'embed_act')
 
 
