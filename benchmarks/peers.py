@@ -156,7 +156,8 @@ def _batches(rows: dict[str, np.ndarray]) -> list[dict[str, np.ndarray]]:
 def main(_):
   """Makes steps on request."""
   make = {'flax': _flax, 'keras': _keras}.get(_SIDE.value, _torch)
-  turns.serve(*make(dict(np.load(_ROWS.value))))
+  warm = 0 if _DEVICE.value == 'cpu' else turns.BATCHES
+  turns.serve(*make(dict(np.load(_ROWS.value))), warm=warm)
 
 
 if __name__ == '__main__':

@@ -136,8 +136,9 @@ def _measure(size: str, length: int, workdir: epath.Path) -> list[dict[str, Any]
   with turns.alone():
     for _ in range(_ROUNDS.value):
       measured.append(_limits())
-      for side in sides.values():
+      for name, side in sides.items():
         side.run(_STEPS.value)
+        print(f'{size}, {length}: {name} {1e3 * side.median:.1f} ms', flush=True)
   for side in sides.values():
     side.close()
   flops, bandwidth = map(statistics.median, zip(*measured))

@@ -53,12 +53,17 @@ def _peak_memory() -> int:
   return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def serve(step: Callable[[int], float], versions: str):
-  """Makes the first step, then the number of steps on each line of standard input."""
+def serve(step: Callable[[int], float], versions: str, warm: int = 0):
+  """Makes the first step, then the number of steps on each line of standard input.
+
+  `warm` more steps precede the first turn: PyTorch compiles again for another shape.
+  """
   step(0)
   start = time.time() - float(os.environ[_STARTED])
+  for i in range(1, 1 + warm):
+    step(i)
   print(json.dumps({'start': start, 'versions': versions}), flush=True)
-  done = 1
+  done = 1 + warm
   for line in sys.stdin:
     times = []
     for i in range(done, done + int(line)):
