@@ -53,10 +53,9 @@ def keep_mask(key: jax.Array, row: jax.Array, head: jax.Array, part: jax.Array,
   `part` is the index of these queries among the parts of the row; for the others see
   `dropout_bits.keeps_weight`.
   """
-  weights = (_QUERIES, length)
-  query = part * _QUERIES + jax.lax.broadcasted_iota(jnp.int32, weights, 0)
-  key_index = jax.lax.broadcasted_iota(jnp.int32, weights, 1)
-  return dropout_bits.keeps_weight(key, row, head, query, key_index, length, rate)
+  query = part * _QUERIES + jax.lax.broadcasted_iota(jnp.int32, (_QUERIES, 1), 0)
+  key_index = jax.lax.broadcasted_iota(jnp.int32, (1, length), 1)
+  return dropout_bits.keeps_weight(key, row, head, query, key_index, rate)
 
 
 class _Part(NamedTuple):

@@ -181,8 +181,7 @@ def _drop(shape: Shape, seed: _Seed, queries: _Tokens, keys: _Tokens,
   """Drops the same places of each [queries, keys] array."""
   if not shape.rate:
     return weights
-  keep = dropout_bits.keeps_weight(*seed, queries.at[:, None],
-                                   keys.at[None, :], shape.length, shape.rate)
+  keep = dropout_bits.keeps_weight(*seed, queries.at[:, None], keys.at[None, :], shape.rate)
   return tuple(jnp.where(keep, x / np.float32(1 - shape.rate), 0) for x in weights)
 
 

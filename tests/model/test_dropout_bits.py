@@ -98,3 +98,59 @@ def test_new_keys_are_those_of_threefry():
   for a, b in ((jax.random.split(ours, 3), jax.random.split(start, 3)),
                (jax.random.fold_in(ours, 5), jax.random.fold_in(start, 5))):
     np.testing.assert_array_equal(jax.random.key_data(a), jax.random.key_data(b))
+
+
+def kept(words, rows=2, heads=4, length=256, rate=0.1):
+  """The weights that dropout keeps: [rows, heads, L, L] bool."""
+  row, head = (np.arange(n, dtype=np.uint32) for n in (rows, heads))
+  at = np.arange(length, dtype=np.int32)
+  return np.asarray(dropout_bits.keeps_weight(
+      words, jnp.asarray(row[:, None, None, None]), jnp.asarray(head[:, None, None]),
+      jnp.asarray(at[:, None]), jnp.asarray(at), rate))
+
+
+def test_a_weight_is_drawn_from_the_hashes_of_its_query_and_key():
+  """Against Python's integers: row 3, head 5, query 7, key 11."""
+  def mixed(x):
+    x = (x ^ x >> 16) * 0x7FEB352D & 0xFFFFFFFF
+    x = (x ^ x >> 15) * 0x846CA68B & 0xFFFFFFFF
+    return x ^ x >> 16
+
+  words = jnp.uint32([123, 456])
+  of_query = mixed((3 << 16) + 5 ^ 456)
+  of_key = mixed(of_query ^ 123)
+  drawn = mixed(mixed(7 ^ of_query) + mixed(11 ^ of_key) & 0xFFFFFFFF) >> 8
+  for share, keeps in ((drawn / 2**24, False), ((drawn + 1) / 2**24, True)):
+    assert bool(dropout_bits.keeps_weight(
+        words, jnp.uint32(3), jnp.uint32(5), jnp.int32(7), jnp.int32(11), 1 - share)) == keeps
+
+
+def test_dropped_weights_have_no_pattern():
+  drops = []
+  for i in range(8):
+    words = jax.random.key_data(jax.random.fold_in(jax.random.key(1), i))
+    drops.append(~kept((words[0], words[1])))
+  drops = np.stack(drops).astype(np.float64)  # [keys, rows, heads, L, L]
+  for axis in range(5):
+    # The lines along the other axes: as many dropped in each as in independent draws.
+    lines = drops.mean(tuple(i for i in range(5) if i != axis))
+    assert np.abs(lines - 0.1).max() < 5 * np.sqrt(0.09 * len(lines) / drops.size)
+  for axis in (3, 4):  # of the single queries and keys, whose hashes are shared
+    counts = drops.sum(axis).ravel()
+    assert abs(counts.var() / (256 * 0.09) - 1) < 5 * np.sqrt(2 / counts.size)
+  noise = drops - 0.1
+  for axis in range(5):
+    for lag in (1, 2, 3, 64):
+      if lag < drops.shape[axis]:
+        a, b = np.split(np.moveaxis(noise, axis, 0), [lag])[1], np.moveaxis(noise, axis, 0)[:-lag]
+        assert abs(np.mean(a * b)) / 0.09 * np.sqrt(a.size) < 5
+  # The sums of the hashes at the corners of a rectangle depend on each other. The weights
+  # must not.
+  for down, right in ((1, 1), (2, 1), (1, 4), (64, 64), (128, 3)):
+    corners = (noise[..., :-down, :-right] * noise[..., down:, :-right]
+               * noise[..., :-down, right:] * noise[..., down:, right:])
+    assert abs(corners.mean()) / 0.09**2 * np.sqrt(corners.size) < 5
+  # A query and a key are not exchangeable.
+  above, below = np.triu_indices(256, 1)
+  pairs = noise[..., above, below] * noise[..., below, above]
+  assert abs(pairs.mean()) / 0.09 * np.sqrt(pairs.size) < 5

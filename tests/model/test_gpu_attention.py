@@ -53,7 +53,7 @@ def kept(qkv, rate):
   at = jnp.arange(length)
   return dropout_bits.keeps_weight(
       jax.random.key_data(KEY), row[:, None, None, None], head[:, None, None], at[:, None],
-      at[None, :], length, rate)
+      at[None, :], rate)
 
 
 def plain(qkv, bias, text_ids, rate, reach, angles=None):
