@@ -65,7 +65,7 @@ measure() { # PART
     resume) python -m benchmarks.gpu_resume "--records=$records" "--workdir=$out/runs" \
       "--output=$out/resume.json" ;;
     *)
-      echo "$part is no part: benchmarks/gpu.sh lists them" >&2
+      echo "benchmarks/gpu.sh has no part $part"
       return 2 ;;
   esac
 }
