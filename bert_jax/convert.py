@@ -46,12 +46,17 @@ def _main(argv: list[str]):
   from bert_jax.interop import conversion  # after the flags: JAX is slow to import
   from bert_jax.runtime import storage
   with storage.exclusive('--output', _OUTPUT.value):
+    # A mistake in the examples must end the command before it writes a file.
+    compared = _compared() if _QUANTIZE.value else None
     conversion.convert(_INPUT.value, _OUTPUT.value, _TO.value, verify_only=_VERIFY.value,
                        step=checkpoint_flags.STEP.value,
                        allow_older=checkpoint_flags.ALLOW_OLDER.value, push=_PUSH.value,
                        overwrite=overwrite, opset=_OPSET.value)
-    if _QUANTIZE.value:
-      _quantize()
+    if compared:
+      from etils import epath
+
+      from bert_jax.evaluation import quantized
+      quantized.quantize(*compared, epath.Path(_OUTPUT.value), most_lost=_MOST_LOST.value)
 
 
 def _check_quantize():
@@ -65,16 +70,14 @@ def _check_quantize():
                    f'--{flag} has no effect here: it is for --quantize=int8')
 
 
-def _quantize():
-  from etils import epath
-
+def _compared():
+  """The model and the texts on which the int8 file is compared with the float32 file."""
   from bert_jax.evaluation import quantized
   from bert_jax.interop import load
   from bert_jax.interop.onnx_export import folder
-  model = load.load(_INPUT.value, checkpoint_flags.STEP.value,
-                    checkpoint_flags.ALLOW_OLDER.value)
-  quantized.quantize(folder.exported(model), _INPUT.value, epath.Path(_OUTPUT.value),
-                     data=_EVAL.value, fields=_FIELDS.value, most_lost=_MOST_LOST.value)
+  model = folder.exported(load.load(_INPUT.value, checkpoint_flags.STEP.value,
+                                    checkpoint_flags.ALLOW_OLDER.value))
+  return model, quantized.Texts(model, _INPUT.value, _EVAL.value, _FIELDS.value)
 
 
 if __name__ == '__main__':

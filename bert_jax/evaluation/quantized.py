@@ -27,10 +27,22 @@ _ROWS = 32  # texts in a batch
 _LONGEST = 512  # tokens of a text, for a model that says nothing
 
 
-class _Texts:
+class Texts:
   """The texts that both files run on: batches, and the classes if they are known."""
 
-  def __init__(self, model: Pretrained, name: str, data: str, fields: Sequence[str]):
+  def __init__(self, model: Pretrained, name: str, data: str = '', fields: Sequence[str] = ()):
+    """Reads the texts.
+
+    Args:
+      model: the source of the ONNX folder, from `folder.exported`.
+      name: its name, for messages.
+      data: for a classifier, a file of examples, whose accuracy counts; for other models,
+        JSON lines with a 'text'. '' = a few hundred strings, whose outputs count.
+      fields: fields of the config group `data`, which say how to read `data`.
+
+    Raises:
+      UserError: the file is not as described, or has a label that the model lacks.
+    """
     texts, self.classes = self._read(model, name, data, fields)
     longest = (model.sentence.max_len if model.sentence else
                model.facts.get('max_len')) or _LONGEST
@@ -63,7 +75,7 @@ class _Texts:
             'attention_mask': tokens.text_ids}
 
 
-def _run(path: epath.Path, texts: _Texts, output: str,
+def _run(path: epath.Path, texts: Texts, output: str,
          has_tokens: bool) -> tuple[np.ndarray, float]:
   """Runs a file; returns the vectors of all texts or tokens [n, D], and the seconds."""
   session = folder.session(path)
@@ -76,17 +88,14 @@ def _run(path: epath.Path, texts: _Texts, output: str,
       time.monotonic() - began)
 
 
-def quantize(model: Pretrained, name: str, directory: epath.Path, *, data: str = '',
-             fields: Sequence[str] = (), most_lost: float | None = None):
+def quantize(model: Pretrained, texts: Texts, directory: epath.Path,
+             most_lost: float | None = None):
   """Writes the int8 file beside the float32 one, and prints the table of both.
 
   Args:
     model: the source of the folder, from `folder.exported`.
-    name: its name, for messages.
+    texts: of this model.
     directory: a folder of `folder.save`.
-    data: for a classifier, a file of examples, whose accuracy counts; for other models,
-      JSON lines with a 'text'. '' = a few hundred strings, whose outputs count.
-    fields: fields of the config group `data`, which say how to read `data`.
     most_lost: the largest loss, of the accuracy or of the mean cosine of the outputs.
 
   Raises:
@@ -94,7 +103,6 @@ def quantize(model: Pretrained, name: str, directory: epath.Path, *, data: str =
   """
   from onnxruntime import quantization  # an extra, and slow to import
 
-  texts = _Texts(model, name, data, fields)
   most_lost = MOST_LOST if most_lost is None else most_lost
   source, target = directory / folder.FILE, directory / folder.QUANTIZED
   # The package advises a step that changes nothing here.

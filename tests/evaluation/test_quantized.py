@@ -1,19 +1,22 @@
 """int8: the table has the true accuracy of both files, and a bound is kept."""
 
 import re
+import subprocess
+import sys
 
 from etils import epath
-import numpy as np
 import onnx
 import pytest
 
 from bert_jax.errors import UserError
 from bert_jax.evaluation import quantized, task_scores
+from bert_jax.evaluation.quantized import Texts
 from bert_jax.inference import bert as bert_lib
 from bert_jax.interop import load
 from bert_jax.interop.onnx_export import folder
 from tests import made_tasks
 from tests.interop import test_onnx
+from tests.test_commands import ROOT
 
 
 def written(model, path):
@@ -26,7 +29,7 @@ def test_the_accuracy_of_a_classifier(tmp_path, capsys):
   data = made_tasks.sequences(tmp_path / 'dev.tsv', 200)
   model = load.load(source)
   out = written(model, tmp_path / 'out')
-  quantized.quantize(model, source, out, data=data, most_lost=1.0)
+  quantized.quantize(model, Texts(model, source, data), out, most_lost=1.0)
   table = capsys.readouterr().out
   whole, short = map(float, re.search(r'accuracy +([\d.]+), ([\d.]+)', table).groups())
   scores = task_scores.evaluate(source, bert_lib.load(source), data).facts
@@ -43,26 +46,29 @@ def test_the_cosine_of_outputs(kind, tmp_path, capsys):
   model = folder.exported(test_onnx.make('bert', kind))
   out = written(model, tmp_path / 'out')
   (tmp_path / 'texts.jsonl').write_text('{"text": "w1 w2 good"}\n{"text": "n1 is bad ."}\n')
-  quantized.quantize(model, 'model', out, data=str(tmp_path / 'texts.jsonl'), most_lost=0.2)
+  quantized.quantize(model, Texts(model, 'model', str(tmp_path / 'texts.jsonl')), out,
+                     most_lost=0.2)
   mean, least = map(float, re.search(r'cosine +1, ([\d.]+) \(least (-?[\d.]+)\)',
                                      capsys.readouterr().out).groups())
   assert 0.8 < mean < 1 and least <= mean
   with pytest.raises(UserError, match='of the cosine, more than --most_lost=0: .* was not kept'):
-    quantized.quantize(model, 'model', out, most_lost=0)
+    quantized.quantize(model, Texts(model, 'model'), out, most_lost=0)
   assert not (out / folder.QUANTIZED).exists() and (out / folder.FILE).exists()
 
 
-def test_a_label_that_the_model_lacks(tmp_path):
+def test_a_mistake_in_the_examples_ends_the_command_before_it_writes(tmp_path):
   source = made_tasks.with_head(tmp_path / 'model', 'sequence_classification', ('no', 'yes'))
-  out = written(load.load(source), tmp_path / 'out')
   (tmp_path / 'dev.tsv').write_text('text\tlabel\nw1 good\tmaybe\nw2\tyes\n')
-  with pytest.raises(UserError, match="dev.tsv, line 2: the label 'maybe' is not one of"):
-    quantized.quantize(load.load(source), source, out, data=str(tmp_path / 'dev.tsv'))
+  done = subprocess.run(
+      [sys.executable, '-m', 'bert_jax.convert', f'--input={source}',
+       f'--output={tmp_path / "out"}', '--to=onnx', '--quantize=int8',
+       f'--eval={tmp_path / "dev.tsv"}'], cwd=ROOT, capture_output=True, text=True, check=False)
+  assert done.returncode == 2 and done.stderr.count('\n') == 1
+  assert "dev.tsv, line 2: the label 'maybe' is not one of the model: no, yes" in done.stderr
+  assert not (tmp_path / 'out').exists()
 
 
-def test_mistakes(tmp_path):
+def test_fields_are_for_a_classifier():
   model = folder.exported(test_onnx.make('bert', 'embedder'))
-  out = written(model, tmp_path / 'out')
   with pytest.raises(UserError, match='--fields has no effect here'):
-    quantized.quantize(model, 'model', out, data='x', fields=['format=glue/sst2'])
-  assert np.all([path.name == 'model.onnx' for path in (out / 'onnx').iterdir()])
+    Texts(model, 'model', 'x', ['format=glue/sst2'])
