@@ -31,6 +31,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
     'whole words': {'masking.unit': 'whole_word'},
     # Optimizer
     'AdamW': {'optimizer.name': 'adamw', 'optimizer.learning_rate': 2e-3},
+    'NorMuon': {'optimizer.name': 'normuon'},
+    'NorMuon, three quarters causal in the first eighth': {
+        'optimizer.name': 'normuon', 'masking.causal_rows': 0.75, 'masking.causal_steps': 0.125},
     'rate 3e-3': {'optimizer.learning_rate': 3e-3},
     'rate 6e-3': {'optimizer.learning_rate': 6e-3},
     '1-sqrt decay of the last half': {'optimizer.decay': '1-sqrt', 'optimizer.decay_ratio': 0.5},

@@ -140,6 +140,7 @@ def check(config: ConfigDict):
     require(not (config.lora.rank and config.get(name)),
             f'{name}={config.get(name)} changes parameters that '
             f'lora.rank={config.lora.rank} freezes: give one of them')
-  require(not config.lora.rank or config.optimizer.name != 'muon',
-          'optimizer.name=muon is for the matrices of the layers, which lora.rank='
+  name = config.optimizer.name
+  require(not config.lora.rank or name not in ('muon', 'normuon'),
+          f'optimizer.name={name} is for the matrices of the layers, which lora.rank='
           f'{config.lora.rank} freezes: use adamw')

@@ -13,7 +13,7 @@ from bert_jax.data.phases import MOST_STEPS
 from bert_jax.model import parameters
 from bert_jax.training import transforms
 
-NAMES = ('adamw', 'bert_adamw', 'lamb', 'stable_adamw', 'muon')
+NAMES = ('adamw', 'bert_adamw', 'lamb', 'stable_adamw', 'muon', 'normuon')
 DECAYS = ('linear', '1-sqrt')
 
 _BOUNDS = (  # (fields, smallest value, largest value, excluded end, rule)
@@ -31,7 +31,7 @@ class OptimizerConfig:
   """The optimizer and its schedule."""
 
   # adamw, bert_adamw (google-research/bert's, without bias correction), lamb (for large
-  # batches), stable_adamw (use it with clip_norm=0), muon.
+  # batches), stable_adamw (use it with clip_norm=0), muon, normuon.
   name: str = 'adamw'
   learning_rate: float = 1e-4  # the peak
   warmup_steps: int = 10_000
@@ -131,7 +131,7 @@ def make_optimizer(config: OptimizerConfig, train_steps: int,
                    dtype: str = 'float32') -> optax.GradientTransformation:
   """Chains clipping, AdamW (Loshchilov and Hutter 2019) or a successor, and the schedule.
 
-  Muon multiplies matrices in `dtype`, as the model does; everything else is float32.
+  Muon and NorMuon multiply matrices in `dtype`, as the model does; everything else is float32.
   """
   moments = dict(b1=config.b1, b2=config.b2, eps=config.eps)
   decay = optax.add_decayed_weights(config.weight_decay, mask=decays)
@@ -142,7 +142,9 @@ def make_optimizer(config: OptimizerConfig, train_steps: int,
       # As in the code of the paper, parameters without decay are not adapted either.
       'lamb': [adam, decay, optax.masked(transforms.trust_ratio(), decays)],
       'stable_adamw': [transforms.stable_adam(**moments, decay=decay)],
-      'muon': [transforms.muon(adam, jnp.dtype(dtype)), decay]}[config.name]
+      'muon': [transforms.muon(adam, jnp.dtype(dtype)), decay],
+      'normuon': [transforms.muon(adam, jnp.dtype(dtype), by_neuron=True), decay],
+  }[config.name]
   clip = _clip(config.clip_norm) if config.clip_norm else optax.identity()
   steps = [clip, *direction]
   if config.frozen_layers >= 0:

@@ -9,6 +9,7 @@ import functools
 import itertools
 from typing import Any, NamedTuple
 
+from flax import linen as nn
 import jax
 import jax.numpy as jnp
 import optax
@@ -127,13 +128,47 @@ def _orthogonalize_all(dtype: jnp.dtype, updates: Any) -> Any:
       x.swapaxes(-1, -2) if is_tall(leaf) else x for leaf, x in zip(leaves, wide))
 
 
-def muon(adam: optax.GradientTransformation,
-         dtype: jnp.dtype) -> optax.GradientTransformation:
+class NeuronState(NamedTuple):
+  """Running means of the squared updates, one for each output of a matrix: [..., 1, N]."""
+
+  second: optax.Updates
+
+
+def _equalize_neurons(b2: float = 0.95) -> optax.GradientTransformation:
+  """Gives the outputs of each [..., M, N] matrix updates of similar size; keeps its norm.
+
+  NorMuon (Li et al. 2025, arXiv:2510.05491): orthogonal updates still differ in size from
+  neuron to neuron.
+  """
+
+  def squares(x):
+    return jnp.mean(x * x, -2, keepdims=True)
+
+  def init(params):
+    # Without the names of the axes: the means are small and have no axis M to shard.
+    return NeuronState(jax.tree.map(lambda x: jnp.zeros_like(squares(x)), nn.unbox(params)))
+
+  def update(updates, state, params=None):
+    second = jax.tree.map(lambda old, x: b2 * old + (1 - b2) * squares(x),
+                          state.second, updates)
+
+    def scale(x, mean):
+      scaled = x / (jnp.sqrt(mean) + _SMALL)
+      before, after = (jnp.linalg.norm(y, axis=(-2, -1), keepdims=True) for y in (x, scaled))
+      return scaled * (before / (after + _SMALL))
+
+    return jax.tree.map(scale, updates, second), NeuronState(second)
+
+  return optax.GradientTransformation(init, update)
+
+
+def muon(adam: optax.GradientTransformation, dtype: jnp.dtype, *,
+         by_neuron: bool = False) -> optax.GradientTransformation:
   """Orthogonalizes the updates of the layers' matrices; `adam` updates everything else.
 
   Muon (Jordan et al. 2024) through optax. Its updates are as large as Adam's, so that
   both take the same rate and decay (Liu et al. 2025, arXiv:2502.16982). Query, key and
-  value are one matrix, as the model stores them.
+  value are one matrix, as the model stores them. `by_neuron` makes it NorMuon.
   """
 
   def matrices(updates):
@@ -154,7 +189,8 @@ def muon(adam: optax.GradientTransformation,
   # With these arguments, optax's part is only the momentum.
   momentum = contrib.scale_by_muon(ns_steps=0, preconditioning='aol',
                                    weight_dimension_numbers=matrices)
-  orthogonal = optax.chain(momentum, optax.stateless(orthogonalize))
+  steps = [momentum, optax.stateless(orthogonalize)]
+  orthogonal = optax.chain(*steps, _equalize_neurons()) if by_neuron else optax.chain(*steps)
   return optax.partition({'muon': orthogonal, 'adam': adam}, labels)
 
 

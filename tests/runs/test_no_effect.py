@@ -250,9 +250,10 @@ def test_layers_that_start_fresh_are_not_frozen():
     config_lib.check(c)
 
 
-def test_muon_has_nothing_to_do_beside_lora():
-  c = conftest.tiny_config('x', **{'lora.rank': 2, 'optimizer.name': 'muon'})
-  with pytest.raises(UserError, match='optimizer.name=muon is for the matrices of the layers'):
+@pytest.mark.parametrize('name', ['muon', 'normuon'])
+def test_muon_has_nothing_to_do_beside_lora(name):
+  c = conftest.tiny_config('x', **{'lora.rank': 2, 'optimizer.name': name})
+  with pytest.raises(UserError, match=f'optimizer.name={name} is for the matrices of the layers'):
     config_lib.check(c)
 
 

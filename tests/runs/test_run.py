@@ -138,8 +138,8 @@ def test_a_resumed_run_says_what_changed(finished, corpus_file, tmp_path, capsys
   assert json.loads((tmp_path / 'run/run.json').read_text())['config']['train_steps'] == 14
 
 
-@pytest.mark.parametrize('name', ['muon', pytest.param('lamb', marks=pytest.mark.slow),
-                                  pytest.param('stable_adamw', marks=pytest.mark.slow)])
+@pytest.mark.parametrize('name', ['normuon', *(
+    pytest.param(name, marks=pytest.mark.slow) for name in ('muon', 'lamb', 'stable_adamw'))])
 def test_every_optimiser_is_sharded_and_resumes(corpus_file, tmp_path, name):
   def train():
     run.run(conftest.tiny_config(corpus_file, sharding='fsdp_tp', **{

@@ -213,6 +213,45 @@ def test_matrices_of_one_shape_are_orthogonalised_together_and_alike():
   assert text.count('dot_general') == 2 * 5 * 3  # two shapes, five steps, three products
 
 
+def test_normuon_gives_neurons_updates_of_similar_size():
+  """Three updates of two stacked layers and of a single matrix, against NumPy."""
+  rng = np.random.default_rng(0)
+  shapes = {'up': (2, 8, 6), 'first': (8, 24)}
+  scale = {name: rng.lognormal(size=shape[-1]) for name, shape in shapes.items()}
+  transform = transforms._equalize_neurons()
+  state = transform.init({name: jnp.zeros(shape) for name, shape in shapes.items()})
+  means = {name: 0.0 for name in shapes}
+  for _ in range(3):
+    updates = {name: rng.normal(size=shape) * scale[name] for name, shape in shapes.items()}
+    results, state = transform.update(
+        {name: jnp.asarray(x, jnp.float32) for name, x in updates.items()}, state)
+    for name, x in updates.items():
+      means[name] = 0.95 * means[name] + 0.05 * (x**2).mean(-2, keepdims=True)
+      expected = x / np.sqrt(means[name])
+      sizes = [np.sqrt((y**2).sum((-2, -1), keepdims=True)) for y in (x, expected)]
+      np.testing.assert_allclose(results[name], expected * sizes[0] / sizes[1], rtol=1e-4)
+      np.testing.assert_allclose(state.second[name], means[name], rtol=1e-5)
+  # The sizes of the neurons' updates differed by their scale; now they are alike.
+  before, after = (np.sqrt((np.asarray(x['first'])**2).mean(0)) for x in (updates, results))
+  assert before.max() / before.min() > 5 and after.max() / after.min() < 3
+
+
+def test_normuon_is_muon_whose_updates_are_scaled_by_neuron():
+  stacked, _ = stacked_params()
+  muon, normuon = (stepped(optimizer_lib.make_optimizer(
+      OptimizerConfig(name, **PLAIN | dict(weight_decay=0.0)), 10), stacked, count=1)
+                   for name in ('muon', 'normuon'))
+  moved, scaled = (np.asarray(stacked['layers']['up']['kernel'] - x['layers']['up']['kernel'])
+                   for x in (muon, normuon))
+  expected = moved / np.sqrt((moved**2).mean(-2, keepdims=True))
+  expected *= np.sqrt((moved**2).sum((-2, -1), keepdims=True)
+                      / (expected**2).sum((-2, -1), keepdims=True))
+  np.testing.assert_allclose(scaled, expected, rtol=1e-4, atol=1e-6)
+  for tree in (muon, normuon):
+    tree['layers'] = {**tree['layers'], 'up': tree['layers']['up']['bias']}
+  jax.tree.map(np.testing.assert_array_equal, muon, normuon)
+
+
 def test_muon_takes_the_first_layer_of_modernbert_too():
   config = ModernConfig(vocab_size=50, hidden_size=16, num_layers=4, num_heads=2,
                         intermediate_size=24, max_positions=16)
