@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # Measures a GPU in eight minutes: bash benchmarks/gpu.sh RECORDS OUT [PARTS]
 # RECORDS is a folder of bert_jax.prepare with the 30,522 entries of bert-base-uncased. The parts
-# between two slashes compile in parallel, then each measures alone; the first group needs 120 GB
-# of the GPU's memory. Each part writes OUT/PART.log and its results below OUT, and does not run
-# again once it has succeeded: give the same command again for the other parts. PYTHON names the
-# interpreter, MINUTES the time. SQUAD, a folder with squad_v1.1/train-v1.1.json.gz and
-# dev-v1.1.json.gz, adds the part fine_tuning; TEXT, a glob of text, adds the part embedding.
-# A trial on a CPU: LAYERS=2 BASE=tiny LARGE=tiny ROWS=8 STEPS=1.
+# between two slashes compile in parallel, then each measures alone. A GPU with less than 130 GB
+# measures base_128 and large_512 one after the other. Each part writes OUT/PART.log and its
+# results below OUT, and does not run again once it has succeeded: give the same command again
+# for the other parts. PYTHON names the interpreter, MINUTES the time. SQUAD, a folder with
+# squad_v1.1/train-v1.1.json.gz and dev-v1.1.json.gz, adds the part fine_tuning; TEXT, a glob of
+# text, adds the part embedding. A trial on a CPU: LAYERS=2 BASE=tiny LARGE=tiny ROWS=8 STEPS=1.
 #
 # A machine without a network needs wheels of jax[cuda13], the packages of requirements.txt with
 # portpicker, more_itertools, array_record and contextlib2, and for the comparison torch,
@@ -21,8 +21,11 @@ mkdir -p "$2"
 out="$(realpath "$2")"
 parts=("${@:3}")
 if [ $# = 2 ]; then
-  parts=(versions base_128 large_512 / deterministic resume parity ${SQUAD:+fine_tuning}
-    ${TEXT:+embedding} / attention_128 attention_512 launches)
+  memory="$(nvidia-smi --query-gpu=memory.total --format=csv,noheader,nounits 2>/dev/null |
+    head -n 1)"
+  [ "${memory:-0}" -ge 130000 ] && next=() || next=(/)
+  parts=(versions base_128 "${next[@]}" large_512 / deterministic resume parity
+    ${SQUAD:+fine_tuning} ${TEXT:+embedding} / attention_128 attention_512 launches)
 fi
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 # A part that hangs must not cost the results of the others.

@@ -213,6 +213,19 @@ def test_matrices_of_one_shape_are_orthogonalised_together_and_alike():
   assert text.count('dot_general') == 2 * 5 * 3  # two shapes, five steps, three products
 
 
+def test_muon_off_cpus_keeps_its_arrays_in_bfloat16(monkeypatch):
+  """As the published code does: the result is 2 to 4% from that of float32."""
+  x = jnp.asarray(np.random.default_rng(0).normal(size=(64, 192)), jnp.float32)
+  exact = transforms._orthogonalize(jnp.dtype('float32'), x)
+  monkeypatch.setattr(transforms.products, 'activation_dtype', lambda dtype: dtype)
+  rounded = transforms._orthogonalize(jnp.dtype('bfloat16'), x)
+  assert rounded.dtype == jnp.float32
+  distance = float(jnp.linalg.norm(rounded - exact) / jnp.linalg.norm(exact))
+  assert 0.001 < distance < 0.05
+  values = np.linalg.svd(rounded, compute_uv=False)
+  assert values.min() > 0.6 and values.max() < 1.3
+
+
 def test_normuon_gives_neurons_updates_of_similar_size():
   """Three updates of two stacked layers and of a single matrix, against NumPy."""
   rng = np.random.default_rng(0)
