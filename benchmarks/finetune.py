@@ -280,6 +280,7 @@ def _parity(name: str, case: Case) -> dict[str, Any]:
   torch_finetune.TorchRun(*arguments).step(0)  # warms up; not counted
   theirs = torch_finetune.TorchRun(*arguments)
   losses = [(run.step(0), theirs.step(0))]
+  theirs.seconds = 0.0
   with turns.alone():
     losses += [(run.step(i), theirs.step(i)) for i in range(1, steps)]
   losses = np.array(losses)
@@ -289,7 +290,7 @@ def _parity(name: str, case: Case) -> dict[str, Any]:
           'same': _same(_predictions(run, _outputs(run)),
                         _predictions(run, _reduced(run, _torch_outputs(run, theirs)))),
           'ms': 1e3 * run.seconds / timed / run.config.batch_size,
-          'torch_ms': 1e3 * theirs.seconds / steps / run.config.batch_size,
+          'torch_ms': 1e3 * theirs.seconds / (steps - 1) / run.config.batch_size,
           'compilations': len(run.shapes), 'compiling': run.compiling,
           'fill': run.data.train.batches.fill()}
 

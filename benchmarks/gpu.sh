@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
 # Measures a GPU in eight minutes: bash benchmarks/gpu.sh RECORDS OUT [PARTS]
 # RECORDS is a folder of bert_jax.prepare with the 30,522 entries of bert-base-uncased. The parts
-# between two slashes compile in parallel, then each measures alone. A GPU with less than 130 GB
+# of a group compile in parallel, then each measures alone. A GPU with less than 130 GB
 # measures base_128 and large_512 one after the other. Each part writes OUT/PART.log and its
 # results below OUT, and does not run again once it has succeeded: give the same command again
 # for the other parts. PYTHON names the interpreter, MINUTES the time. SQUAD, a folder with
 # squad_v1.1/train-v1.1.json.gz and dev-v1.1.json.gz, adds the part fine_tuning; TEXT, a glob of
-# text, adds the part embedding. A trial on a CPU: LAYERS=2 BASE=tiny LARGE=tiny ROWS=8 STEPS=1.
+# text, adds the part embedding. A trial on a CPU: LAYERS=2 BASE=tiny LARGE=tiny ROWS=8 STEPS=1,
+# with the parts versions base_128 large_512 / deterministic resume parity.
 #
 # A machine without a network needs wheels of jax[cuda13], the packages of requirements.txt with
 # portpicker, more_itertools, array_record and contextlib2, and for the comparison torch,
@@ -27,10 +28,16 @@ if [ $# = 2 ]; then
   parts=(versions base_128 "${next[@]}" large_512 / deterministic resume parity
     ${SQUAD:+fine_tuning} ${TEXT:+embedding} / attention_128 attention_512 launches)
 fi
+# Paths of the caller's folder.
+SQUAD="${SQUAD:+$(realpath "$SQUAD")}"
+case "${TEXT:-}" in '' | /*) ;; *) TEXT="$PWD/$TEXT" ;; esac
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
-# A part that hangs must not cost the results of the others.
 ends=$((60 * ${MINUTES:-8}))
 python() {
+  if [ "$((ends - SECONDS))" -lt 30 ]; then
+    echo "no time is left: run the same command again"
+    return 1
+  fi
   timeout "$((ends - SECONDS))" "${PYTHON:-python3}" "$@"
 }
 # Several processes share the GPU: each takes what it needs.
@@ -62,7 +69,8 @@ measure() { # PART
     embedding)
       models minilm && python -m benchmarks.inference "--model=$out/random/minilm" \
         "--text=$TEXT" --short=100000 --long=0 --rounds=2 --batch={128,512,2048} ;;
-    launches) python -m benchmarks.gpu_launches "--output=$out/launches.json" ;;
+    launches) python -m benchmarks.gpu_launches "--output=$out/launches.json" \
+      "--rows=${ROWS:-0}" ;;
     parity) python -m benchmarks.gpu_parity "--layers=${LAYERS:-12}" \
       "--heads=${LAYERS:-12}" "--output=$out/parity.json" ;;
     resume) python -m benchmarks.gpu_resume "--records=$records" "--workdir=$out/runs" \
@@ -79,6 +87,15 @@ models() { # NAME: random models of published sizes; only their speed counts
 }
 
 running=() failed=0
+# shellcheck disable=SC2329  # the trap calls it
+stop() {
+  for process in ${running[@]+"${running[@]}"}; do
+    pkill -P "$process"
+  done
+  exit 1
+}
+trap stop INT TERM
+
 finish() {
   for process in ${running[@]+"${running[@]}"}; do
     wait "$process" || failed=1

@@ -3,7 +3,7 @@
   python -m benchmarks.gpu_launches --output=launches.json
 
 Each line is the median of five times 30 calls: a forward pass, or one with its backward
-pass, whose forward pass has the first launch of its list. Takes 100 seconds on an H200.
+pass, whose forward pass has the first launch of its list.
 `gpu_attention._launch` and `gpu_norm._sizes` hold the choices.
 """
 

@@ -4,9 +4,9 @@
 
 MODEL is a folder of sentence-transformers. Five processes embed the same texts in turns, and
 the medians count: bert_jax in float32 and in bfloat16, sentence-transformers in PyTorch, and
-onnxruntime with the files of `convert --to=onnx --quantize=int8`. The last three sort the
-texts by length, pad batches, and use the fastest of the given batch sizes. On a GPU,
-sentence-transformers and transformers in bfloat16 take the place of onnxruntime. The short
+onnxruntime with the files of `convert --to=onnx --quantize=int8`. On a GPU,
+sentence-transformers and transformers in bfloat16 take the place of onnxruntime. The peers
+sort the texts by length, pad batches, and use the fastest of the given batch sizes. The short
 texts are sentences of mixed length, the long ones as many sentences as fill the model's longest
 input. Needs torch, sentence-transformers, onnx and onnxruntime.
 """

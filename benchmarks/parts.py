@@ -50,10 +50,12 @@ def write(model: Pretrained, folder: pathlib.Path):
     # As whole numbers: the NumPy side of safetensors has no bfloat16.
     short = np.asarray(jnp.asarray(array, jnp.bfloat16)).view(np.uint16)
     # The matrices of all layers are one array, which may need several parts.
-    for number, piece in enumerate(np.array_split(short, -(-short.nbytes // _BYTES))):
+    rows = max(1, _BYTES * len(short) // short.nbytes)
+    for start in range(0, len(short), rows):
+      piece = short[start:start + rows]
       if sum(x.nbytes for x in parts[-1].values()) + piece.nbytes > _BYTES:
         parts.append({})
-      parts[-1][f'{name}:{number:03}'] = piece
+      parts[-1][f'{name}:{start:06}'] = piece
   for number, part in enumerate(parts):
     safetensors.save_file(part, folder / f'{number:03}.safetensors')
   model.tokenizer.save(epath.Path(folder / 'tokenizer'))

@@ -120,7 +120,7 @@ def _start(size: str, length: int, workdir: epath.Path) -> dict[str, turns.Side]
     sides[side] = turns.Side(command, tokens[name], **env)
     if device == 'cpu':  # they would share the cores
       sides[side].ready()
-  return sides if device == 'cpu' else {name: side.ready() for name, side in sides.items()}
+  return sides
 
 
 def _limits() -> tuple[float, float]:
@@ -133,14 +133,23 @@ def _measure(size: str, length: int, workdir: epath.Path) -> list[dict[str, Any]
   """Runs the rounds; returns one line for each side."""
   workdir.mkdir(parents=True, exist_ok=True)
   sides, measured = _start(size, length, workdir), []
-  with turns.alone():
-    for _ in range(_ROUNDS.value):
-      measured.append(_limits())
-      for name, side in sides.items():
-        side.run(_STEPS.value)
-        print(f'{size}, {length}: {name} {1e3 * side.median:.1f} ms', flush=True)
-  for side in sides.values():
-    side.close()
+  try:
+    if jax.default_backend() != 'cpu':
+      for side in sides.values():
+        side.ready()
+    with turns.alone():
+      for _ in range(_ROUNDS.value):
+        measured.append(_limits())
+        print(f'{size}, {length}: a product makes {measured[-1][0]:.3g} FLOP/s', flush=True)
+        for name, side in sides.items():
+          side.run(_STEPS.value)
+          print(f'{size}, {length}: {name} {1e3 * side.median:.1f} ms', flush=True)
+      for side in sides.values():
+        side.close()
+  except RuntimeError:  # a side has ended: the others must not compile any longer
+    for side in sides.values():
+      side.kill()
+    raise
   flops, bandwidth = map(statistics.median, zip(*measured))
   each = config_lib.bert_config(config_lib.model(size)).flops_per_token(length, 0.15)
   return [{'size': size, 'length': length, 'batch': _BATCH.value, 'side': name,

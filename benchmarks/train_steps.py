@@ -92,7 +92,7 @@ def main(_):
     return float(total / count)
 
   versions = ', '.join(f'{name} {importlib.metadata.version(name)}' for name in ('jax', 'flax'))
-  turns.serve(step, versions)
+  turns.serve(step, versions, warm=2 if host.has_accelerator() else 0)
   if _PROFILE.value:
     with tempfile.TemporaryDirectory() as folder:
       with jax.profiler.trace(folder):

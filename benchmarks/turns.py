@@ -1,12 +1,14 @@
 """Processes that make steps in turns; needs only Python.
 
-Several benchmarks may start at once on one GPU: `busy` marks those that compile, and
+Several benchmarks may start at once on one GPU. `busy` marks a benchmark that compiles.
 `alone` waits until none of the others compiles or measures.
 """
 
 from collections.abc import Callable, Iterator
 import contextlib
 import fcntl
+import functools
+import io
 import json
 import os
 import resource
@@ -20,26 +22,34 @@ BATCHES = 16  # batches that each side has; then they repeat
 # Names a file that the benchmarks of one GPU lock.
 _LOCK = 'BERT_JAX_BENCHMARKS_LOCK'
 _STARTED = 'BERT_JAX_BENCHMARKS_STARTED'  # when the process of a side was started
-_lock_files = []  # at most one: a process keeps its lock until it ends
+# All sides share the memory of one GPU.
+os.environ.setdefault('XLA_PYTHON_CLIENT_PREALLOCATE', 'false')
+
+
+@functools.cache
+def _lock_file() -> io.IOBase | None:
+  return open(os.environ[_LOCK], 'a+') if os.environ.get(_LOCK) else None
+
+
+def _lock(mode: int):
+  if file := _lock_file():
+    fcntl.flock(file, fcntl.LOCK_UN)  # two processes that held it would wait for each other
+    fcntl.flock(file, mode)
 
 
 def busy():
-  """Tells the other benchmarks to wait with their measurements."""
-  if os.environ.get(_LOCK):
-    _lock_files.append(open(os.environ[_LOCK], 'a'))
-    fcntl.flock(_lock_files[0], fcntl.LOCK_SH)
+  """Tells the other benchmarks to wait with their measurements, until this process ends."""
+  _lock(fcntl.LOCK_SH)
 
 
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
   """Measures while no other benchmark compiles or measures."""
-  if _lock_files:
-    fcntl.flock(_lock_files[0], fcntl.LOCK_EX)  # gives the shared lock back first
+  _lock(fcntl.LOCK_EX)
   try:
     yield
   finally:
-    if _lock_files:
-      fcntl.flock(_lock_files[0], fcntl.LOCK_UN)
+    busy()
 
 
 def _peak_memory() -> int:
@@ -58,8 +68,9 @@ def serve(step: Callable[[int], float], versions: str, warm: int = 0):
 
   `warm` more steps precede the first turn: PyTorch compiles again for another shape.
   """
+  began = time.time()
   step(0)
-  start = time.time() - float(os.environ[_STARTED])
+  start = time.time() - float(os.environ.get(_STARTED, began))
   for i in range(1, 1 + warm):
     step(i)
   print(json.dumps({'start': start, 'versions': versions}), flush=True)
@@ -80,7 +91,7 @@ class Side:
   Attributes:
     versions: the versions of its libraries.
     start: seconds from its start to the end of its first step, with imports and
-      compilation.
+      compilation, beside the sides that start at the same time.
     seconds: the time of each counted step.
     memory: peak memory in bytes.
   """
@@ -122,7 +133,11 @@ class Side:
     """Real ones."""
     return self._tokens / self.median
 
+  def kill(self):
+    """Ends the process at once."""
+    self._process.kill()
+
   def close(self):
-    """Ends the process."""
+    """Ends the process after its work."""
     self._process.stdin.close()
     self._process.wait()

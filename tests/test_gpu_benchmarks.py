@@ -39,7 +39,7 @@ def test_sides_take_turns_and_their_modules_are_listed(corpus_file, tmp_path):
 
 def test_a_benchmark_waits_until_the_others_have_compiled(tmp_path, monkeypatch):
   monkeypatch.setenv('BERT_JAX_BENCHMARKS_LOCK', str(tmp_path / 'lock'))
-  monkeypatch.setattr(turns, '_lock_files', [])
+  turns._lock_file.cache_clear()
   other = subprocess.Popen(
       [sys.executable, '-c', 'import time; from benchmarks import turns; turns.busy(); '
        'print(flush=True); time.sleep(1); print(time.time())'],
@@ -49,6 +49,15 @@ def test_a_benchmark_waits_until_the_others_have_compiled(tmp_path, monkeypatch)
   with turns.alone():
     began = time.time()
   assert began >= float(other.communicate()[0])
+  # Two that compile at the same time take turns, and are busy again after their turn.
+  both = [subprocess.Popen(
+      [sys.executable, '-c', 'import time; from benchmarks import turns; turns.busy()\n'
+       'with turns.alone(): a = time.time(); time.sleep(0.5); b = time.time()\nprint(a, b)'],
+      cwd=test_commands.ROOT, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+  turns._lock_file().close()
+  turns._lock_file.cache_clear()
+  (start, end), (start2, end2) = (map(float, x.communicate()[0].split()) for x in both)
+  assert end <= start2 or end2 <= start
 
 
 def test_a_side_is_warm_before_its_first_turn(tmp_path):

@@ -51,8 +51,8 @@ def keeps_weight(key: tuple[jax.Array, jax.Array], row: jax.Array, head: jax.Arr
   """
   of_query = mix((row * np.uint32(1 << 16) + head) ^ key[1])
   of_key = mix(of_query ^ key[0])
-  # A hash of each query, of each key and of their sum: half the work of two hashes of each
-  # weight, which take a quarter of the time of a kernel.
+  # One hash of each query, one of each key, and one of each sum of the two. Two hashes of
+  # each weight would take a quarter of the time of a kernel.
   drawn = mix(mix(query.astype(jnp.uint32) ^ of_query) + mix(key_index.astype(jnp.uint32) ^ of_key))
   # A TPU compares only signed words: 24 bits never reach the sign bit.
   return (drawn >> np.uint32(8)).astype(jnp.int32) < np.int32((1 - rate) * 2**24)

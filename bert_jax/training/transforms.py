@@ -190,7 +190,9 @@ def muon(adam: optax.GradientTransformation, dtype: jnp.dtype, *,
   momentum = contrib.scale_by_muon(ns_steps=0, preconditioning='aol',
                                    weight_dimension_numbers=matrices)
   steps = [momentum, optax.stateless(orthogonalize)]
-  orthogonal = optax.chain(*steps, _equalize_neurons()) if by_neuron else optax.chain(*steps)
+  if by_neuron:
+    steps.append(_equalize_neurons())
+  orthogonal = optax.chain(*steps)
   return optax.partition({'muon': orthogonal, 'adam': adam}, labels)
 
 
