@@ -7,6 +7,13 @@ from typing import Any
 
 _ROWS = 16  # of 128 tokens in a step of the recipe, or twice as many of 64
 RECIPE = 'recipe'
+
+
+def _causal(rows: float, steps: float) -> dict[str, float]:
+  """A share of causal rows in the first share of the steps."""
+  return {'masking.causal_rows': rows, 'masking.causal_steps': steps}
+
+
 # Phases are shares of the tokens: (share, row length, rows).
 VARIANTS: dict[str, dict[str, Any]] = {
     RECIPE: {},
@@ -16,24 +23,20 @@ VARIANTS: dict[str, dict[str, Any]] = {
     '50% masked': {'masking.rate': 0.5},
     '50% to 30% masked': {'masking.rate': 0.5, 'masking.final_rate': 0.3},
     '40% to 20% masked': {'masking.final_rate': 0.2},
-    'an eighth of the rows causal': {'masking.causal_rows': 0.125},
-    'a quarter of the rows causal': {'masking.causal_rows': 0.25},
-    'half of the rows causal': {'masking.causal_rows': 0.5},
-    'three quarters of the rows causal': {'masking.causal_rows': 0.75},
-    'causal in the first half': {'masking.causal_rows': 1.0, 'masking.causal_steps': 0.5},
-    'three quarters causal in the first three quarters': {
-        'masking.causal_rows': 0.75, 'masking.causal_steps': 0.75},
-    'three quarters causal in the first quarter': {
-        'masking.causal_rows': 0.75, 'masking.causal_steps': 0.25},
-    'three quarters causal in the first eighth': {
-        'masking.causal_rows': 0.75, 'masking.causal_steps': 0.125},
-    'half causal and 50% predicted': {'masking.causal_rows': 0.5, 'masking.rate': 0.5},
+    'no causal rows': _causal(0.0, 1.0),
+    'an eighth of the rows causal': _causal(0.125, 1.0),
+    'a quarter of the rows causal': _causal(0.25, 1.0),
+    'half of the rows causal': _causal(0.5, 1.0),
+    'three quarters of the rows causal': _causal(0.75, 1.0),
+    'only causal rows in the first eighth': _causal(1.0, 0.125),
+    'causal in the first half': _causal(1.0, 0.5),
+    'three quarters causal in the first three quarters': _causal(0.75, 0.75),
+    'three quarters causal in the first quarter': _causal(0.75, 0.25),
+    'three quarters causal in the first sixteenth': _causal(0.75, 0.0625),
     'whole words': {'masking.unit': 'whole_word'},
     # Optimizer
     'AdamW': {'optimizer.name': 'adamw', 'optimizer.learning_rate': 2e-3},
     'NorMuon': {'optimizer.name': 'normuon'},
-    'NorMuon, three quarters causal in the first eighth': {
-        'optimizer.name': 'normuon', 'masking.causal_rows': 0.75, 'masking.causal_steps': 0.125},
     'rate 3e-3': {'optimizer.learning_rate': 3e-3},
     'rate 6e-3': {'optimizer.learning_rate': 6e-3},
     '1-sqrt decay of the last half': {'optimizer.decay': '1-sqrt', 'optimizer.decay_ratio': 0.5},
