@@ -12,7 +12,9 @@ usable() { # command; succeeds if it is a new enough Python with the venv module
   "$1" -c 'import ensurepip, sys; sys.exit(sys.version_info < (3, 11))' 2> /dev/null
 }
 
-if ! "$VENV/bin/python" -m pip --version > /dev/null 2>&1; then
+# An environment of uv has no pip.
+if ! "$VENV/bin/python" -m pip --version > /dev/null 2>&1 &&
+  ! "$VENV/bin/python" -m ensurepip > /dev/null 2>&1; then
   if [ -n "${PYTHON:-}" ]; then names=("$PYTHON"); else
     names=(python3.13 python3.12 python3.11 python3)
   fi

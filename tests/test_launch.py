@@ -307,3 +307,14 @@ def test_the_environment_has_the_newest_python(tmp_path, usable, chosen):
   subprocess.run(['bash', '-c', '. launch/venv.sh requirements.txt'], cwd=ROOT, env=environment,
                  check=True)
   assert (tmp_path / 'chosen').read_text().strip() == chosen
+
+
+def test_an_environment_without_pip_is_kept(tmp_path):
+  """As uv makes them: it gets pip, and keeps what it has."""
+  subprocess.run([sys.executable, '-m', 'venv', '--without-pip', tmp_path / 'venv'], check=True)
+  (tmp_path / 'venv/mark').touch()
+  (tmp_path / 'requirements.txt').touch()
+  subprocess.run(['bash', '-c', f'. launch/venv.sh {tmp_path}/requirements.txt'], cwd=ROOT,
+                 env=os.environ | {'VENV': str(tmp_path / 'venv')}, check=True)
+  assert (tmp_path / 'venv/mark').exists()
+  subprocess.run([tmp_path / 'venv/bin/python', '-m', 'pip', '--version'], check=True)
