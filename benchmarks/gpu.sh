@@ -26,7 +26,8 @@ if [ $# = 2 ]; then
     head -n 1)"
   [ "${memory:-0}" -ge 130000 ] && next=() || next=(/)
   parts=(versions base_128 "${next[@]}" large_512 / deterministic resume parity
-    ${SQUAD:+fine_tuning} ${TEXT:+embedding} / attention_128 attention_512 launches)
+    ${SQUAD:+fine_tuning} ${TEXT:+embedding} / attention_128 attention_512 launches
+    / base_512 large_128)
 fi
 # Paths of the caller's folder.
 SQUAD="${SQUAD:+$(realpath "$SQUAD")}"

@@ -30,7 +30,8 @@ _LONGEST = 512  # tokens of a text, for a model that says nothing
 class Texts:
   """The texts that both files run on: batches, and the classes if they are known."""
 
-  def __init__(self, model: Pretrained, name: str, data: str = '', fields: Sequence[str] = ()):
+  def __init__(self, model: Pretrained, name: str, data: str = '',
+               fields: Sequence[str] = ()):
     """Reads the texts.
 
     Args:
@@ -69,8 +70,9 @@ class Texts:
 
   def _batch(self, inputs, pad_id: int) -> dict[str, np.ndarray]:
     numbers = np.arange(len(inputs))
-    tokens = inputs_lib.place(inputs, numbers, numbers, rows=len(inputs), slots=1,
-                              length=max(len(x.ids) for x in inputs), pad_id=pad_id).tokens
+    tokens = inputs_lib.place(
+        inputs, numbers, numbers, rows=len(inputs), slots=1,
+        length=max(len(x.ids) for x in inputs), pad_id=pad_id).tokens
     return {'input_ids': tokens.ids, 'token_type_ids': tokens.type_ids,
             'attention_mask': tokens.text_ids}
 
@@ -82,7 +84,8 @@ def _run(path: epath.Path, texts: Texts, output: str,
   names = [x.name for x in session.get_inputs()]
   vectors, began = [], time.monotonic()
   for batch in texts.batches:
-    result, = session.run([output], {name: batch[name].astype(np.int64) for name in names})
+    result, = session.run(
+        [output], {name: batch[name].astype(np.int64) for name in names})
     vectors.append(result[batch['attention_mask'] > 0] if has_tokens else result)
   return np.concatenate(vectors).reshape(sum(map(len, vectors)), -1), (
       time.monotonic() - began)

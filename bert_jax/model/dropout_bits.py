@@ -53,7 +53,8 @@ def keeps_weight(key: tuple[jax.Array, jax.Array], row: jax.Array, head: jax.Arr
   of_key = mix(of_query ^ key[0])
   # One hash of each query, one of each key, and one of each sum of the two. Two hashes of
   # each weight would take a quarter of the time of a kernel.
-  drawn = mix(mix(query.astype(jnp.uint32) ^ of_query) + mix(key_index.astype(jnp.uint32) ^ of_key))
+  query, key_index = (x.astype(jnp.uint32) for x in (query, key_index))
+  drawn = mix(mix(query ^ of_query) + mix(key_index ^ of_key))
   # A TPU compares only signed words: 24 bits never reach the sign bit.
   return (drawn >> np.uint32(8)).astype(jnp.int32) < np.int32((1 - rate) * 2**24)
 

@@ -92,7 +92,8 @@ def _seed(shape: _Shape, i: int, random, rows, heads) -> tuple:
   return (random[0], random[1]), rows[pl.program_id(0)], head
 
 
-def _part(shape: _Shape, i: int, index: jax.Array, seed, qkv, query_ids, key_ids) -> _Part:
+def _part(shape: _Shape, i: int, index: jax.Array, seed, qkv, query_ids,
+          key_ids) -> _Part:
   """Computes the `index`-th part of the `i`-th head of the current block."""
   query = qkv[0, _queries(index), _columns(shape, i, 0)]
   key, value = (qkv[0, :, _columns(shape, i, j)] for j in (1, 2))
@@ -159,8 +160,8 @@ def _by_row(row: int, _: int) -> tuple[int, int, int]:
   return row, 0, 0
 
 
-def _call(kernel, shape: _Shape, width: int, products: int, qkv, segment_ids, random, rows,
-          heads, *gradient) -> jax.Array:
+def _call(kernel, shape: _Shape, width: int, products: int, qkv, segment_ids, random,
+          rows, heads, *gradient) -> jax.Array:
   """Runs a kernel.
 
   Each block writes `width` columns; each head computes `products` matrix products.
@@ -249,4 +250,5 @@ def attend(qkv: jax.Array, segment_ids: jax.Array, width: int, rate: float = 0.0
     return _attend(shape, qkv, segment_ids, words, rows, heads)
 
   inputs = (_HEADS, _ROWS, (None,), ('batch',), ('heads',))
-  return sharding.on_each_chip(local, inputs, _HEADS)(qkv, segment_ids, words, rows, heads)
+  return sharding.on_each_chip(local, inputs, _HEADS)(
+      qkv, segment_ids, words, rows, heads)

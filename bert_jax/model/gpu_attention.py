@@ -73,7 +73,8 @@ def _by_head(shape: tuple[int, ...]) -> pl.BlockSpec:
 
 
 def _call(kernel, shape: Shape, launch: _Launch, programs: tuple[int, ...], products: int,
-          inputs: Inputs, by_token: list, by_head: list, results: list, result_specs: list):
+          inputs: Inputs, by_token: list, by_head: list, results: list,
+          result_specs: list):
   """Runs a kernel on every row and head.
 
   The kernel takes `inputs`, then `by_token`, [B, L, H, ...], then `by_head`, [B, H, ...].
@@ -128,8 +129,9 @@ def _forward(shape, inputs):
   results = [jax.ShapeDtypeStruct((batch, length, heads, width), inputs.qkv.dtype),
              jax.ShapeDtypeStruct((batch, heads, length), jnp.float32)]
   blocks = pl.cdiv(length, launch.blocks[0])
-  out, sums = _call(kernels.forward_kernel, shape, launch, (blocks,), 2, inputs, [], [], results,
-                    [_by_token(results[0].shape), _by_head(results[1].shape)])
+  out, sums = _call(
+      kernels.forward_kernel, shape, launch, (blocks,), 2, inputs, [], [], results,
+      [_by_token(results[0].shape), _by_head(results[1].shape)])
   return out, (inputs, None if _is_whole(shape) else out, sums)
 
 

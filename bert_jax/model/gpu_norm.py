@@ -19,8 +19,8 @@ from bert_jax.model import dropout_bits
 from bert_jax.parallel import sharding
 
 _MOST = 8192  # the widest vector: a program holds it in registers
-# Values that a program takes at a time, by whether the width is a power of two; measured on
-# an H200 with widths of 1,024 and 768.
+# Values that a program takes at a time, by whether the width is a power of two. Measured
+# on an H200 with widths of 1,024 and 768.
 _VALUES = {True: 8192, False: 4096}
 _TURNS = 16  # blocks of tokens that a program of the backward pass takes
 _TOKENS = ('batch', 'seq', 'embed_act')
@@ -90,7 +90,9 @@ def _sum(shape: _Shape, refs: _Inputs, block: _Block, keep, *index) -> jax.Array
   y = block.load(refs.y, *index)
   if refs.bias is not None:
     y += block.load(refs.bias)
-  return total + (y if keep is None else jnp.where(keep, y / np.float32(1 - shape.rate), 0))
+  if keep is not None:
+    y = jnp.where(keep, y / np.float32(1 - shape.rate), 0)
+  return total + y
 
 
 def _forward_kernel(shape, size, width, refs, out, total, mean, deviation):
@@ -110,7 +112,7 @@ def _forward_kernel(shape, size, width, refs, out, total, mean, deviation):
 
 def _backward_kernel(shape, size, width, turns, refs, mean, deviation, gradient, of_total,
                      results):
-  """The gradients of some blocks of tokens, and their shares of the vectors' gradients."""
+  """The gradients of some blocks of tokens, and their shares of those of the vectors."""
   padded = refs.x.shape[1]
   vectors = _Block(0, 1, width, padded)
   scale = vectors.load(refs.scale)
@@ -139,7 +141,8 @@ def _backward_kernel(shape, size, width, turns, refs, mean, deviation, gradient,
     shares = {'scale': g * x, 'shift': g, 'bias': d_y}
     return tuple(total + shares[name].sum(0) for name, total in zip(names, sums))
 
-  names = [name for name in ('scale', 'shift', 'bias') if getattr(results, name) is not None]
+  names = [name for name in ('scale', 'shift', 'bias')
+           if getattr(results, name) is not None]
   zeros = tuple(jnp.zeros(padded, jnp.float32) for _ in names)
   for name, total in zip(names, jax.lax.fori_loop(0, turns, add, zeros)):
     pltriton.store(getattr(results, name), total, mask=vectors.is_inside[0])
@@ -168,13 +171,14 @@ def _input_specs(inputs: _Inputs, tokens: int, padded: int) -> _Inputs:
   return _Inputs(*(None if x is None else spec for x, spec in zip(inputs, specs)))
 
 
-def _call(kernel, shape: _Shape, programs: int, warps: int, in_specs, out_specs, out_shape,
-          *arguments):
+def _call(kernel, shape: _Shape, programs: int, warps: int, in_specs, out_specs,
+          out_shape, *arguments):
   size = sum(math.prod(x.shape) * x.dtype.itemsize
              for x in jax.tree.leaves((arguments, out_shape)))
   return pl.pallas_call(
-      kernel, grid=(programs,), in_specs=in_specs, out_specs=out_specs, out_shape=out_shape,
-      interpret=shape.interpret, name=kernel.func.__name__.strip('_').replace('kernel', 'norm'),
+      kernel, grid=(programs,), in_specs=in_specs, out_specs=out_specs,
+      out_shape=out_shape, interpret=shape.interpret,
+      name=kernel.func.__name__.strip('_').replace('kernel', 'norm'),
       # XLA cannot look into a kernel and counts it as free without an estimate.
       cost_estimate=pl.CostEstimate(flops=0, transcendentals=0, bytes_accessed=size),
       compiler_params=pltriton.CompilerParams(num_warps=warps, num_stages=1))(*arguments)

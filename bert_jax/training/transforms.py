@@ -129,7 +129,7 @@ def _orthogonalize_all(dtype: jnp.dtype, updates: Any) -> Any:
 
 
 class NeuronState(NamedTuple):
-  """Running means of the squared updates, one for each output of a matrix: [..., 1, N]."""
+  """Running means of squared updates, one for each output of a matrix: [..., 1, N]."""
 
   second: optax.Updates
 
@@ -146,7 +146,7 @@ def _equalize_neurons(b2: float = 0.95) -> optax.GradientTransformation:
 
   def init(params):
     # Without the names of the axes: the means are small and have no axis M to shard.
-    return NeuronState(jax.tree.map(lambda x: jnp.zeros_like(squares(x)), nn.unbox(params)))
+    return NeuronState(optax.tree.zeros_like(jax.tree.map(squares, nn.unbox(params))))
 
   def update(updates, state, params=None):
     second = jax.tree.map(lambda old, x: b2 * old + (1 - b2) * squares(x),
@@ -154,7 +154,8 @@ def _equalize_neurons(b2: float = 0.95) -> optax.GradientTransformation:
 
     def scale(x, mean):
       scaled = x / (jnp.sqrt(mean) + _SMALL)
-      before, after = (jnp.linalg.norm(y, axis=(-2, -1), keepdims=True) for y in (x, scaled))
+      before, after = (jnp.linalg.norm(y, axis=(-2, -1), keepdims=True)
+                       for y in (x, scaled))
       return scaled * (before / (after + _SMALL))
 
     return jax.tree.map(scale, updates, second), NeuronState(second)
@@ -234,7 +235,8 @@ def decay_rate(decay: float) -> optax.GradientTransformation:
   def scale(updates, _):
     depth = next((len(x) for path, x in jax.tree_util.tree_leaves_with_path(updates)
                    if _is_within(path, 'layers')), 0)
-    require(depth, f'optimizer.layer_decay={decay} has no effect here: no layer is trained')
+    require(depth,
+            f'optimizer.layer_decay={decay} has no effect here: no layer is trained')
     factors = decay ** (depth + 1 - jnp.arange(depth))
     return _by_depth(updates, lambda x: x * decay ** (depth + 2),
                      functools.partial(_along_layers, factors))

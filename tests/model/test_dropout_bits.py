@@ -22,13 +22,15 @@ def bits():
   return np.asarray(jax.random.bits(key(), SHAPE, 'uint32'))
 
 
+def mixed(x):
+  """The hash in Python's integers."""
+  x = (x ^ x >> 16) * 0x7FEB352D & 0xFFFFFFFF
+  x = (x ^ x >> 15) * 0x846CA68B & 0xFFFFFFFF
+  return x ^ x >> 16
+
+
 def test_the_hash_is_the_published_one():
   """Against the same hash in Python's integers."""
-  def mixed(x):
-    x = (x ^ x >> 16) * 0x7FEB352D & 0xFFFFFFFF
-    x = (x ^ x >> 15) * 0x846CA68B & 0xFFFFFFFF
-    return x ^ x >> 16
-
   for x in (0, 1, 2**31, 2**32 - 1, 123456789):
     assert int(dropout_bits.mix(jnp.uint32(x))) == mixed(x)
   k = np.asarray(jax.random.key_data(key()))
@@ -111,11 +113,6 @@ def kept(words, rows=2, heads=4, length=256, rate=0.1):
 
 def test_a_weight_is_drawn_from_the_hashes_of_its_query_and_key():
   """Against Python's integers: row 3, head 5, query 7, key 11."""
-  def mixed(x):
-    x = (x ^ x >> 16) * 0x7FEB352D & 0xFFFFFFFF
-    x = (x ^ x >> 15) * 0x846CA68B & 0xFFFFFFFF
-    return x ^ x >> 16
-
   words = jnp.uint32([123, 456])
   of_query = mixed((3 << 16) + 5 ^ 456)
   of_key = mixed(of_query ^ 123)
