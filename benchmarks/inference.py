@@ -4,8 +4,8 @@
 
 MODEL is a folder of sentence-transformers. Five processes embed the same texts in turns, and
 the medians count: bert_jax in float32 and in bfloat16, sentence-transformers in PyTorch, and
-onnxruntime with the files of `convert --to=onnx --quantize=int8`. On a GPU,
-sentence-transformers and transformers in bfloat16 take the place of onnxruntime. The peers
+onnxruntime with the files of `convert --to=onnx --quantize=int8`. On a GPU there are three,
+in bfloat16: bert_jax, sentence-transformers, and transformers in a loop. The peers
 sort the texts by length, pad batches, and use the fastest of the given batch sizes. The short
 texts are sentences of mixed length, the long ones as many sentences as fill the model's longest
 input. Needs torch, sentence-transformers, onnx and onnxruntime.
@@ -15,6 +15,7 @@ from collections.abc import Callable
 import functools
 import glob
 import gzip
+import json
 import pathlib
 import subprocess
 import sys
@@ -35,14 +36,14 @@ _ROUNDS = flags.DEFINE_integer('rounds', 5, 'Turns of each side.')
 _BATCHES = flags.DEFINE_multi_integer('batch', [8, 16, 32, 64, 128], 'Batch sizes to try.')
 # The flags of a process of one side.
 _SIDE = flags.DEFINE_string('side', None, 'Internal: the side of this process.')
-_KIND = flags.DEFINE_string('kind', None, 'Internal: short or long.')
 _FOLDER = flags.DEFINE_string('folder', None, 'Internal: ONNX files, and vectors of each side.')
 
-SIDES = {'bert_jax': 'bert_jax, float32', 'bfloat16': 'bert_jax, bfloat16',
-         'torch': 'sentence-transformers'}
-_ON_CPU = {'onnx': 'onnxruntime, float32', 'int8': 'onnxruntime, int8'}
-_ON_GPU = {'torch_bfloat16': 'sentence-transformers, bfloat16',
+_BFLOAT16 = {'bfloat16': 'bert_jax, bfloat16'}
+ON_CPU = {'bert_jax': 'bert_jax, float32', **_BFLOAT16, 'torch': 'sentence-transformers',
+          'onnx': 'onnxruntime, float32', 'int8': 'onnxruntime, int8'}
+_ON_GPU = {**_BFLOAT16, 'torch_bfloat16': 'sentence-transformers, bfloat16',
            'transformers': 'transformers, bfloat16'}
+_TEXTS = 'texts.json'
 _WORDS = 250  # of a long text: more than 256 tokens
 _TRIED = 1_000  # texts for each batch size
 _LONGEST = 256  # tokens of a text, as in all-MiniLM-L6-v2
@@ -50,16 +51,16 @@ _LONGEST = 256  # tokens of a text, as in all-MiniLM-L6-v2
 Embed = Callable[[list[str]], np.ndarray]
 
 
-def _texts() -> list[str]:
-  """Returns the texts of _KIND, chosen evenly."""
-  sentences, needed = [], _SHORT.value if _KIND.value == 'short' else 20 * _LONG.value
+def _texts(kind: str) -> list[str]:
+  """Returns the short or long texts, chosen evenly."""
+  sentences, needed = [], _SHORT.value if kind == 'short' else 20 * _LONG.value
   for path in sorted(glob.glob(_TEXT.value)):
     with (gzip.open if path.endswith('.gz') else open)(path, 'rt', encoding='utf-8') as file:
       for line in file:
         sentences += corpus.Settings('').sentences(line) if line.strip() else []
         if len(sentences) > 20 * needed:
           break
-  if _KIND.value == 'short':
+  if kind == 'short':
     order = np.random.default_rng(0).permutation(len(sentences))
     return [sentences[i] for i in order[:_SHORT.value]]
   words = ' '.join(sentences).split()
@@ -164,7 +165,7 @@ def _serve():
   make = {'torch': _torch, 'torch_bfloat16': _torch, 'transformers': _transformers,
           'onnx': functools.partial(_onnx, 'model'),
           'int8': functools.partial(_onnx, 'model_quantized')}.get(_SIDE.value)
-  texts = _texts()
+  texts = json.loads(pathlib.Path(_FOLDER.value, _TEXTS).read_text())
   if make:
     def seconds(batch):
       embed, began = make(batch), time.perf_counter()
@@ -188,24 +189,31 @@ def _serve():
 
 def _measure(kind: str, folder: str):
   """Runs all sides in turns and prints their rows."""
-  count = _SHORT.value if kind == 'short' else _LONG.value
-  arguments = [f'--model={_MODEL.value}', f'--text={_TEXT.value}', f'--kind={kind}',
-               f'--folder={folder}', f'--short={_SHORT.value}', f'--long={_LONG.value}',
+  texts = _texts(kind)
+  pathlib.Path(folder, _TEXTS).write_text(json.dumps(texts))
+  arguments = [f'--model={_MODEL.value}', f'--text={_TEXT.value}', f'--folder={folder}',
                *(f'--batch={batch}' for batch in _BATCHES.value)]
-  titles = SIDES | (_ON_CPU if _on_cpu() else _ON_GPU)
-  sides = {name: turns.Side([sys.executable, '-m', 'benchmarks.inference', *arguments,
-                             f'--side={name}'], count).ready() for name in titles}
+  titles, sides = ON_CPU if _on_cpu() else _ON_GPU, {}
+  for name in titles:
+    sides[name] = turns.Side([sys.executable, '-m', 'benchmarks.inference', *arguments,
+                              f'--side={name}'], len(texts))
+    if _on_cpu():  # they would share the cores
+      sides[name].ready()
+  if not _on_cpu():
+    for side in sides.values():
+      side.ready()
   with turns.alone():
     for _ in range(_ROUNDS.value):
       for side in sides.values():
         side.run(1, cold=1 if _on_cpu() else 0)
   vectors = {name: np.load(f'{folder}/{name}.npy') for name in titles}
-  ours = vectors['bert_jax'] / np.linalg.norm(vectors['bert_jax'], axis=1, keepdims=True)
+  first, peer = next(iter(titles)), next(x for x in titles if x.startswith('torch'))
+  ours = vectors[first] / np.linalg.norm(vectors[first], axis=1, keepdims=True)
   for name, title in titles.items():
     side = sides[name]
     other = vectors[name] / np.linalg.norm(vectors[name], axis=1, keepdims=True)
-    ratio = np.median(np.divide(sides['torch'].seconds, side.seconds))
-    print(f'| {count:,} {kind} | {title} | {side.versions} | {side.tokens_per_second:.0f} | '
+    ratio = np.median(np.divide(sides[peer].seconds, side.seconds))
+    print(f'| {len(texts):,} {kind} | {title} | {side.versions} | {side.tokens_per_second:.0f} | '
           f'{ratio:.2f} | {np.sum(ours * other, 1).min():.6f} |', flush=True)
     side.close()
 

@@ -69,13 +69,13 @@ def _torch(rows: dict[str, np.ndarray]):
     objective = torch.compile(objective)
   half = side.startswith('torch_bf16') or device != 'cpu'
 
-  def step(i: int) -> float:
+  def step(i: int) -> torch.Tensor:
     optimizer.zero_grad(set_to_none=True)
     with torch.autocast(device, dtype=torch.bfloat16, enabled=half):
       value = objective(batches[i % len(batches)])
     value.backward()
     optimizer.step()
-    return value.item()
+    return value.detach()
 
   return step, f'torch {torch.__version__}, transformers {transformers.__version__}'
 
@@ -110,9 +110,9 @@ def _flax(rows: dict[str, np.ndarray]):
   params = model.init_weights(jax.random.PRNGKey(0), batches[0]['ids'][:1].shape)
   held = [params, optimizer.init(params)]
 
-  def step(i: int) -> float:
+  def step(i: int) -> jax.Array:
     *held[:], value = update(*held, batches[i % len(batches)], jax.random.PRNGKey(i))
-    return float(value)
+    return value
 
   return step, f'jax {jax.__version__}, transformers {transformers.__version__}'
 
@@ -156,8 +156,9 @@ def _batches(rows: dict[str, np.ndarray]) -> list[dict[str, np.ndarray]]:
 def main(_):
   """Makes steps on request."""
   make = {'flax': _flax, 'keras': _keras}.get(_SIDE.value, _torch)
-  warm = 0 if _DEVICE.value == 'cpu' else turns.BATCHES
-  turns.serve(*make(dict(np.load(_ROWS.value))), warm=warm)
+  is_gpu = _DEVICE.value != 'cpu'
+  turns.serve(*make(dict(np.load(_ROWS.value))), warm=turns.BATCHES if is_gpu else 0,
+              runs_ahead=is_gpu)
 
 
 if __name__ == '__main__':

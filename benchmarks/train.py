@@ -135,8 +135,8 @@ def _measure(size: str, length: int, workdir: epath.Path) -> list[dict[str, Any]
   sides, measured = _start(size, length, workdir), []
   try:
     if jax.default_backend() != 'cpu':
-      for side in sides.values():
-        side.ready()
+      for name, side in sides.items():
+        print(f'{size}, {length}: {name} starts in {side.ready().start:.0f} s', flush=True)
     with turns.alone():
       for _ in range(_ROUNDS.value):
         measured.append(_limits())

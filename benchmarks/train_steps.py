@@ -84,19 +84,22 @@ def main(_):
   program = update.lower(state, batches[0]).compile()
   freed_memory = host.FreedMemory()
 
-  def step(i: int) -> float:
+  def step(i: int) -> jax.Array:
     nonlocal state
     state, metrics = program(state, batches[i % len(batches)])
-    total, count = jax.device_get(metrics['mlm_loss'])
-    freed_memory.after_step()
-    return float(total / count)
+    if not host.has_accelerator():
+      jax.block_until_ready(metrics)
+      freed_memory.after_step()
+    total, count = metrics['mlm_loss']
+    return total / count
 
   versions = ', '.join(f'{name} {importlib.metadata.version(name)}' for name in ('jax', 'flax'))
-  turns.serve(step, versions, warm=2 if host.has_accelerator() else 0)
+  turns.serve(step, versions, warm=2 if host.has_accelerator() else 0,
+              runs_ahead=host.has_accelerator())
   if _PROFILE.value:
     with tempfile.TemporaryDirectory() as folder:
       with jax.profiler.trace(folder):
-        step(0)
+        float(step(0))
       text = '\n'.join(modules(pathlib.Path(folder), program.as_text()))
       epath.Path(_PROFILE.value).write_text(f'One step\n{text}\n')
 

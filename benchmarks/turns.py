@@ -63,25 +63,38 @@ def _peak_memory() -> int:
   return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def serve(step: Callable[[int], float], versions: str, warm: int = 0):
-  """Makes the first step, then the number of steps on each line of standard input.
+def serve(step: Callable[[int], Any], versions: str, warm: int = 0, runs_ahead: bool = False):
+  """Makes the first step, then the two numbers of steps on each line of standard input.
 
-  `warm` more steps precede the first turn: PyTorch compiles again for another shape.
+  The steps of the first number have no time.
+
+  Args:
+    step: makes a step with a number, and returns its loss, which `float` reads.
+    versions: those of the libraries.
+    warm: more steps before the first turn: PyTorch compiles again for another shape.
+    runs_ahead: whether only the last loss of a turn is read, as in a training loop on an
+      accelerator. The turn then has one time: the mean of its steps.
   """
   began = time.time()
-  step(0)
+  float(step(0))
   start = time.time() - float(os.environ.get(_STARTED, began))
   for i in range(1, 1 + warm):
-    step(i)
+    float(step(i))
   print(json.dumps({'start': start, 'versions': versions}), flush=True)
   done = 1 + warm
   for line in sys.stdin:
-    times = []
-    for i in range(done, done + int(line)):
+    cold, steps = map(int, line.split())
+    for i in range(done, done + cold):
+      float(step(i))
+    done += cold
+    times, group = [], steps if runs_ahead else 1
+    for first in range(done, done + steps, group):
       began = time.perf_counter()
-      loss = step(i)
-      times.append(time.perf_counter() - began)
-    done += len(times)
+      for i in range(first, first + group):
+        loss = step(i)
+      loss = float(loss)
+      times.append((time.perf_counter() - began) / group)
+    done += steps
     print(json.dumps({'seconds': times, 'loss': loss, 'memory': _peak_memory()}), flush=True)
 
 
@@ -92,7 +105,7 @@ class Side:
     versions: the versions of its libraries.
     start: seconds from its start to the end of its first step, with imports and
       compilation, beside the sides that start at the same time.
-    seconds: the time of each counted step.
+    seconds: the time of each counted step, or the mean of each turn.
     memory: peak memory in bytes.
   """
 
@@ -117,10 +130,10 @@ class Side:
 
   def run(self, steps: int, cold: int = 1):
     """Makes a turn. The first `cold` steps are not counted, because their caches are cold."""
-    self._process.stdin.write(f'{steps + cold}\n')
+    self._process.stdin.write(f'{cold} {steps}\n')
     self._process.stdin.flush()
     answer = self._answer()
-    self.seconds += answer['seconds'][cold:]
+    self.seconds += answer['seconds']
     self.memory = answer['memory']
 
   @property

@@ -25,10 +25,15 @@ def mix(x: jax.Array) -> jax.Array:
   return x ^ (x >> np.uint32(16))
 
 
+def of_index(index: jax.Array, word: jax.Array) -> jax.Array:
+  """Hashes uint32 indices with one word of a key."""
+  return mix(index ^ word)
+
+
 def words(key: tuple[jax.Array, jax.Array], outer: jax.Array,
           inner: jax.Array) -> jax.Array:
   """Computes a uint32 word for each position (outer, inner); the two arrays broadcast."""
-  return mix(mix(inner ^ key[0]) + mix(outer ^ key[1]))
+  return mix(of_index(inner, key[0]) + of_index(outer, key[1]))
 
 
 def keeps_weight(key: tuple[jax.Array, jax.Array], row: jax.Array, head: jax.Array,
@@ -59,19 +64,18 @@ def keeps_weight(key: tuple[jax.Array, jax.Array], row: jax.Array, head: jax.Arr
   return (drawn >> np.uint32(8)).astype(jnp.int32) < np.int32((1 - rate) * 2**24)
 
 
-def keeps_activation(key: tuple[jax.Array, jax.Array], row: jax.Array, place: jax.Array,
-                     rate: float) -> jax.Array:
+def keeps_activation(of_row: jax.Array, of_place: jax.Array, rate: float) -> jax.Array:
   """True for the activations that `nn.Dropout` keeps with a key of `key_of`, in kernels.
 
   Args:
-    key: the two uint32 words of a key.
-    row: uint32 index along the first axis, counted over all devices.
-    place: uint32 index within the row, over its other axes.
+    of_row: `of_index` of the rows, counted over all devices, with the key's second word.
+    of_place: `of_index` of the places in a row, over its other axes, with the first word.
+      A kernel computes it once for all rows.
     rate: share of dropped activations.
   """
   # `jax.random.bernoulli` compares the upper 23 bits as a fraction with a float32.
-  drawn = (words(key, row, place) >> np.uint32(9)).astype(jnp.int32)
-  return drawn < np.int32(np.ceil(np.float32(1 - rate) * 2**23))
+  kept = int(np.ceil(np.float32(1 - rate) * 2**23))
+  return mix(of_place + of_row) <= np.uint32((kept << 9) - 1)
 
 
 def _random_bits(key: jax.Array, width: int, shape: tuple[int, ...]) -> jax.Array:

@@ -19,17 +19,18 @@ from bert_jax.model import dropout_bits
 from bert_jax.parallel import sharding
 
 _MOST = 8192  # the widest vector: a program holds it in registers
-# Values that a program takes at a time, by whether the width is a power of two. Measured
-# on an H200 with widths of 1,024 and 768.
-_VALUES = {True: 8192, False: 4096}
-_TURNS = 16  # blocks of tokens that a program of the backward pass takes
+_WIDTH = 768  # the most values of a vector that one warp holds, 24 in each thread
+_PART = 256  # of them that it loads at a time, 8 in each thread
+_WARPS = 4  # of a program whose vectors fit into one warp each
+_TURNS = 8  # times that a program takes some rows of a token
+_PROGRAMS = 1024  # fewer turns rather than fewer programs
 _TOKENS = ('batch', 'seq', 'embed_act')
 
 
 class _Shape(NamedTuple):
   """Static arguments of the kernels."""
 
-  length: int  # L
+  width: int  # D
   epsilon: float
   rate: float  # share of dropped values
   keeps_sum: bool  # also returns x + dropout(y + bias)
@@ -37,10 +38,10 @@ class _Shape(NamedTuple):
 
 
 class _Inputs(NamedTuple):
-  """Arrays, or references to them in a kernel; N = B * L."""
+  """Arrays, or a program's references to its part of them."""
 
-  x: Any  # [N, D]
-  y: Any  # [N, D]; None = normalize x alone
+  x: Any  # [B, L, D]
+  y: Any  # [B, L, D]; None = normalize x alone
   bias: Any  # [D], added to y; None = zeros
   scale: Any  # [D] float32
   shift: Any  # [D] float32; None = zeros
@@ -48,140 +49,166 @@ class _Inputs(NamedTuple):
   first: Any  # [1] uint32, the index of the first row, counted over all devices
 
 
-class _Block(NamedTuple):
-  """The tokens that a program takes at a time, in vectors padded to a power of two."""
+class _Tile(NamedTuple):
+  """What a program takes. The hash of a token's dropout is the same for all of its rows."""
 
-  start: jax.Array  # the first token
-  size: int  # tokens
-  width: int  # D
-  padded: int  # the width of the vectors
+  rows: int  # at a time
+  turns: int  # groups of rows
+  tokens: int  # of each row
+  warps: int
+  columns: tuple[tuple[int, int], ...]  # (start, size) of the parts of a vector
 
-  @property
-  def is_inside(self) -> jax.Array:
-    """[1, padded] bool."""
-    return (jnp.arange(self.padded) < self.width)[None, :]
+  @classmethod
+  def of(cls, batch: int, length: int, width: int) -> '_Tile':
+    """Chooses it for vectors [B, L, D]."""
+    warps = pl.next_power_of_2(pl.cdiv(width, _WIDTH))  # of a vector
+    rows = math.gcd(batch, max(1, _WARPS // warps))
+    most = max(1, min(_TURNS, batch * length // rows // _PROGRAMS))
+    most = 1 << (most.bit_length() - 1)
+    turns = math.gcd(batch // rows, most)
+    columns, start, size = [], 0, _PART * warps
+    while start < width:  # powers of two, because Triton has no other sizes
+      size = min(size, 1 << ((width - start).bit_length() - 1))
+      columns.append((start, size))
+      start += size
+    return cls(rows, turns, math.gcd(length, most // turns), rows * warps, tuple(columns))
 
-  def load(self, ref, *index) -> jax.Array:
-    """[size, padded] of a reference [.., padded], or [1, padded], in float32."""
-    ref = ref.at[index] if index else ref
-    mask = self.is_inside if len(ref.shape) == 2 else self.is_inside[0]
-    x = pltriton.load(ref, mask=mask, other=0).astype(jnp.float32)
-    return x if x.ndim == 2 else x[None, :]
+  def load(self, ref, *index) -> list[jax.Array]:
+    """The parts [rows, size] of the vectors ref[index] in float32."""
+    return [ref[*index, pl.ds(*part)].astype(jnp.float32) for part in self.columns]
 
-  def store(self, ref, x: jax.Array, *index):
-    """Stores [size, padded]."""
-    mask = jnp.broadcast_to(self.is_inside, x.shape)
-    pltriton.store(ref.at[index] if index else ref, x.astype(ref.dtype), mask=mask)
+  def repeat(self, ref) -> list[jax.Array] | None:
+    """The parts [rows, size] of one vector, in float32, without an exchange of threads."""
+    if ref is None:
+      return None
+    return [ref[start + jax.lax.broadcasted_iota(jnp.int32, (self.rows, size), 1)].astype(
+        jnp.float32) for start, size in self.columns]
 
-  def keep(self, shape: _Shape, refs: _Inputs) -> jax.Array:
-    """The values that dropout keeps: [size, padded] bool."""
-    tokens = (self.start + jnp.arange(self.size))[:, None]
-    place = tokens % shape.length * self.width + jnp.arange(self.padded)[None, :]
-    row = (tokens // shape.length).astype(jnp.uint32) + refs.first[0]
-    return dropout_bits.keeps_activation((refs.words[0], refs.words[1]), row,
-                                         place.astype(jnp.uint32), shape.rate)
+  def store(self, ref, parts: list[jax.Array], *index):
+    """Stores the parts of the vectors ref[index]."""
+    for x, part in zip(parts, self.columns):
+      ref[*index, pl.ds(*part)] = x.astype(ref.dtype)
+
+  def visit(self, shape: '_Shape', refs: '_Inputs', take, carry=()):
+    """Calls take(index, keep, carry) for each group of vectors; returns the last carry.
+
+    `keep` has the places that dropout keeps, a list of [rows, size] bool.
+    """
+    first_row = refs.first[0] + (pl.program_id(0) * self.turns * self.rows).astype(jnp.uint32)
+    first_token = pl.program_id(1) * self.tokens
+
+    def take_token(token, carry):
+      of_place = [dropout_bits.of_index(
+          ((first_token + token) * shape.width + start + jnp.arange(size))[None, :].astype(
+              jnp.uint32), refs.words[0])
+                  for start, size in self.columns] if shape.rate else []
+
+      def take_rows(turn, carry):
+        rows = turn * self.rows
+        of_row = dropout_bits.of_index(
+            first_row + (rows + jnp.arange(self.rows)).astype(jnp.uint32), refs.words[1])
+        keep = [dropout_bits.keeps_activation(of_row[:, None], x, shape.rate) for x in of_place]
+        return take((pl.ds(rows, self.rows), token), keep, carry)
+
+      return jax.lax.fori_loop(0, self.turns, take_rows, carry)
+
+    return jax.lax.fori_loop(0, self.tokens, take_token, carry)
 
 
-def _sum(shape: _Shape, refs: _Inputs, block: _Block, keep, *index) -> jax.Array:
-  """x + dropout(y + bias): [size, padded] float32."""
-  total = block.load(refs.x, *index)
+def _total(parts: list[jax.Array]) -> jax.Array:
+  """The sums of the vectors in parts: [rows, 1]."""
+  return sum(x.sum(-1) for x in parts)[:, None]
+
+
+def _drop(shape: _Shape, keep: list[jax.Array], parts: list[jax.Array]) -> list[jax.Array]:
+  scale = np.float32(1 / (1 - shape.rate))
+  return [jnp.where(kept, x * scale, 0) for kept, x in zip(keep, parts)] if keep else parts
+
+
+def _sum(shape: _Shape, tile: _Tile, refs: _Inputs, index, keep) -> list[jax.Array]:
+  """x + dropout(y + bias) in parts."""
+  x = tile.load(refs.x, *index)
   if refs.y is None:
-    return total
-  y = block.load(refs.y, *index)
+    return x
+  y = tile.load(refs.y, *index)
   if refs.bias is not None:
-    y += block.load(refs.bias)
-  if keep is not None:
-    y = jnp.where(keep, y / np.float32(1 - shape.rate), 0)
-  return total + y
+    y = [a + b for a, b in zip(y, tile.repeat(refs.bias))]
+  return [a + b for a, b in zip(x, _drop(shape, keep, y))]
 
 
-def _forward_kernel(shape, size, width, refs, out, total, mean, deviation):
-  """Normalizes a block of tokens."""
-  block = _Block(pl.program_id(0) * size, size, width, refs.x.shape[1])
-  keep = block.keep(shape, refs) if shape.rate else None
-  x = _sum(shape, refs, block, keep)
-  if total is not None:
-    block.store(total, x)
-  center = x.sum(-1) / width
-  x = jnp.where(block.is_inside, x - center[:, None], 0)
-  inverse = jax.lax.rsqrt((x * x).sum(-1) / width + np.float32(shape.epsilon))
-  y = x * inverse[:, None] * block.load(refs.scale)
-  block.store(out, y if refs.shift is None else y + block.load(refs.shift))
-  mean[...], deviation[...] = center, inverse
+def _forward_kernel(shape, tile, refs, out, total, mean, deviation):
+  """Normalizes some vectors."""
+  def take(index, keep, carry):
+    x = _sum(shape, tile, refs, index, keep)
+    if total is not None:
+      tile.store(total, x, *index)
+    center = _total(x) / shape.width
+    x = [part - center for part in x]
+    inverse = jax.lax.rsqrt(_total([part * part for part in x]) / shape.width
+                            + np.float32(shape.epsilon))
+    y = [part * inverse * scale for part, scale in zip(x, tile.repeat(refs.scale))]
+    if refs.shift is not None:
+      y = [a + b for a, b in zip(y, tile.repeat(refs.shift))]
+    tile.store(out, y, *index)
+    mean[index], deviation[index] = center[:, 0], inverse[:, 0]
+    return carry
+
+  tile.visit(shape, refs, take)
 
 
-def _backward_kernel(shape, size, width, turns, refs, mean, deviation, gradient, of_total,
-                     results):
-  """The gradients of some blocks of tokens, and their shares of those of the vectors."""
-  padded = refs.x.shape[1]
-  vectors = _Block(0, 1, width, padded)
-  scale = vectors.load(refs.scale)
-  first = pl.program_id(0) * turns  # read outside of the loop, which cannot in tests
+def _backward_kernel(shape, tile, refs, mean, deviation, gradient, of_total, results):
+  """The gradients of some vectors, and their shares of those of bias, scale and shift."""
+  names = [name for name in ('scale', 'shift', 'bias') if getattr(results, name) is not None]
 
-  def add(turn, sums):
-    start = turn * size
-    block = _Block((first + turn) * size, size, width, padded)
-    at = (pl.ds(start, size), slice(None))
-    keep = block.keep(shape, refs) if shape.rate else None
-    inverse = deviation[at[0]][:, None]
-    x = _sum(shape, refs, block, keep, *at) - mean[at[0]][:, None]
-    x = jnp.where(block.is_inside, x * inverse, 0)  # normalized
-    g = block.load(gradient, *at)
-    scaled = g * scale
-    mean_scaled, mean_product = (
-        (z.sum(-1) / width)[:, None] for z in (scaled, scaled * x))
-    d_x = scaled - mean_scaled - x * mean_product
-    d_x *= inverse
+  def take(index, keep, sums):
+    inverse, center = deviation[index][:, None], mean[index][:, None]
+    x = [(part - center) * inverse  # normalized
+         for part in _sum(shape, tile, refs, index, keep)]
+    g = tile.load(gradient, *index)
+    scaled = [a * b for a, b in zip(g, tile.repeat(refs.scale))]
+    constant = -inverse * _total(scaled) / shape.width
+    slope = -inverse * _total([a * b for a, b in zip(scaled, x)]) / shape.width
+    d_x = [a * inverse + (b * slope + constant) for a, b in zip(scaled, x)]
     if of_total is not None:
-      d_x += block.load(of_total, *at)
-    block.store(results.x, d_x, *at)
-    d_y = jnp.where(keep, d_x / np.float32(1 - shape.rate), 0) if shape.rate else d_x
+      d_x = [a + b for a, b in zip(d_x, tile.load(of_total, *index))]
+    tile.store(results.x, d_x, *index)
+    d_y = _drop(shape, keep, d_x)
     if results.y is not None:
-      block.store(results.y, d_y, *at)
-    shares = {'scale': g * x, 'shift': g, 'bias': d_y}
-    return tuple(total + shares[name].sum(0) for name, total in zip(names, sums))
+      tile.store(results.y, d_y, *index)
+    shares = {'scale': [a * b for a, b in zip(g, x)], 'shift': g, 'bias': d_y}
+    return [[a + b for a, b in zip(total, shares[name])] for name, total in zip(names, sums)]
 
-  names = [name for name in ('scale', 'shift', 'bias')
-           if getattr(results, name) is not None]
-  zeros = tuple(jnp.zeros(padded, jnp.float32) for _ in names)
-  for name, total in zip(names, jax.lax.fori_loop(0, turns, add, zeros)):
-    pltriton.store(getattr(results, name), total, mask=vectors.is_inside[0])
-
-
-def _sizes(count: int, width: int) -> tuple[int, int, int]:
-  """(padded width, tokens of a block, blocks of a program of the backward pass)."""
-  padded = pl.next_power_of_2(width)
-  size = math.gcd(count, max(1, _VALUES[padded == width] // padded))
-  return padded, size, math.gcd(count // size, _TURNS)
+  # Sums over the rows of a program only at its end: they cross its warps.
+  zeros = [[jnp.zeros((tile.rows, size), jnp.float32) for _, size in tile.columns]
+           for _ in names]
+  for name, parts in zip(names, tile.visit(shape, refs, take, zeros)):
+    tile.store(getattr(results, name), [x.sum(0) for x in parts])
 
 
-def _vector(width: int) -> pl.BlockSpec:
-  """The same vector in every program."""
-  return pl.BlockSpec((width,), lambda i: (0,))
+def _specs(x: Any, tile: _Tile) -> pl.BlockSpec | None:
+  """A program's part of an array [B, L, ...], or the same whole vector for all programs."""
+  if x is None:
+    return None
+  if x.ndim == 1:
+    return pl.BlockSpec(x.shape, lambda *_: (0,))
+  block = (tile.rows * tile.turns, tile.tokens, *x.shape[2:])
+  return pl.BlockSpec(block, lambda i, j: (i, j, *[0] * (x.ndim - 2)))
 
 
-def _block(*shape: int | None) -> pl.BlockSpec:
-  """The program's block along the first axis."""
-  return pl.BlockSpec(shape, lambda i: (i, *[0] * (len(shape) - 1)))
-
-
-def _input_specs(inputs: _Inputs, tokens: int, padded: int) -> _Inputs:
-  vector, block = _vector(padded), _block(tokens, padded)
-  specs = _Inputs(block, block, vector, vector, vector, _vector(2), _vector(1))
-  return _Inputs(*(None if x is None else spec for x, spec in zip(inputs, specs)))
-
-
-def _call(kernel, shape: _Shape, programs: int, warps: int, in_specs, out_specs,
-          out_shape, *arguments):
+def _call(kernel, shape: _Shape, tile: _Tile, out_shape, out_specs, *arguments):
   size = sum(math.prod(x.shape) * x.dtype.itemsize
              for x in jax.tree.leaves((arguments, out_shape)))
+  specs = [_Inputs(*(_specs(x, tile) for x in arguments[0])),
+           *(_specs(x, tile) for x in arguments[1:])]
+  batch, length, _ = arguments[0].x.shape
   return pl.pallas_call(
-      kernel, grid=(programs,), in_specs=in_specs, out_specs=out_specs,
-      out_shape=out_shape, interpret=shape.interpret,
-      name=kernel.func.__name__.strip('_').replace('kernel', 'norm'),
+      functools.partial(kernel, shape, tile),
+      grid=(batch // (tile.rows * tile.turns), length // tile.tokens), in_specs=specs,
+      out_specs=out_specs, out_shape=out_shape, interpret=shape.interpret,
+      name=kernel.__name__.strip('_').replace('kernel', 'norm'),
       # XLA cannot look into a kernel and counts it as free without an estimate.
       cost_estimate=pl.CostEstimate(flops=0, transcendentals=0, bytes_accessed=size),
-      compiler_params=pltriton.CompilerParams(num_warps=warps, num_stages=1))(*arguments)
+      compiler_params=pltriton.CompilerParams(num_warps=tile.warps, num_stages=1))(*arguments)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -190,17 +217,13 @@ def _norm(shape: _Shape, inputs: _Inputs):
 
 
 def _forward(shape, inputs):
-  count, width = inputs.x.shape
-  padded, size, _ = _sizes(count, width)
+  tile = _Tile.of(*inputs.x.shape)
   like = jax.ShapeDtypeStruct(inputs.x.shape, inputs.x.dtype)
-  number = jax.ShapeDtypeStruct((count,), jnp.float32)
-  block = _block(size, padded)
+  number = jax.ShapeDtypeStruct(inputs.x.shape[:2], jnp.float32)
   writes_sum = shape.keeps_sum and inputs.y is not None  # without y, the sum is x
+  results = [like, like if writes_sum else None, number, number]
   out, total, mean, deviation = _call(
-      functools.partial(_forward_kernel, shape, size, width), shape, count // size, 4,
-      [_input_specs(inputs, size, padded)],
-      [block, block if writes_sum else None, _block(size), _block(size)],
-      [like, like if writes_sum else None, number, number], inputs)
+      _forward_kernel, shape, tile, results, [_specs(x, tile) for x in results], inputs)
   if shape.keeps_sum and not writes_sum:
     total = inputs.x
   return (out, total), (inputs, mean, deviation)
@@ -208,26 +231,22 @@ def _forward(shape, inputs):
 
 def _backward(shape, saved, gradients):
   inputs, mean, deviation = saved
-  count, width = inputs.x.shape
-  padded, size, turns = _sizes(count, width)
-  tokens = size * turns  # of a program
-  block, share = _block(tokens, padded), _block(None, padded)
-  shares = jax.ShapeDtypeStruct((count // tokens, width), jnp.float32)
+  batch, length, width = inputs.x.shape
+  tile = _Tile.of(batch, length, width)
+  # Each program sums its share of the gradients of the vectors.
+  shares = jax.ShapeDtypeStruct(
+      (batch // (tile.rows * tile.turns), length // tile.tokens, width), jnp.float32)
+  share = pl.BlockSpec((None, None, width), lambda i, j: (i, j, 0))
   # Without dropout, y has the gradient of x.
   wanted = inputs._replace(y=inputs.y if shape.rate else None, words=None, first=None)
   shapes = _Inputs(*(x if x is None else shares if x.ndim == 1
                      else jax.ShapeDtypeStruct(x.shape, x.dtype) for x in wanted))
-  specs = _Inputs(block, block, share, share, share, None, None)
-  results, = _call(
-      functools.partial(_backward_kernel, shape, size, width, turns), shape,
-      count // tokens, 8,
-      [_input_specs(inputs, tokens, padded), _block(tokens), _block(tokens), block,
-       None if gradients[1] is None else block],
-      [_Inputs(*(None if x is None else spec for x, spec in zip(shapes, specs)))],
-      [shapes], inputs, mean, deviation, *gradients)
+  specs = _Inputs(*(share if x is shares else _specs(x, tile) for x in shapes))
+  results, = _call(_backward_kernel, shape, tile, [shapes], [specs], inputs, mean, deviation,
+                   *gradients)
   if inputs.y is not None and not shape.rate:
     results = results._replace(y=results.x.astype(inputs.y.dtype))
-  vectors = {name: getattr(results, name).sum(0).astype(getattr(inputs, name).dtype)
+  vectors = {name: getattr(results, name).sum((0, 1)).astype(getattr(inputs, name).dtype)
              for name in ('scale', 'shift', 'bias') if getattr(inputs, name) is not None}
   return results._replace(**vectors),
 
@@ -264,17 +283,15 @@ def norm(x: jax.Array, y: jax.Array | None, bias: jax.Array | None, scale: jax.A
   Returns:
     ([B, L, D] in the dtype of x, the sum in that dtype or None).
   """
-  batch, length, width = x.shape
-  shape = _Shape(length, epsilon, rate if y is not None else 0.0, keeps_sum,
+  batch, _, width = x.shape
+  shape = _Shape(width, epsilon, rate if y is not None else 0.0, keeps_sum,
                  not sharding.has_triton())
   words = jax.random.key_data(random) if shape.rate else jnp.zeros(2, jnp.uint32)
   rows = jnp.arange(batch, dtype=jnp.uint32)
 
   def local(x, y, bias, scale, shift, words, rows):
-    flat = [z if z is None else z.reshape(-1, width) for z in (x, y)]
     vectors = [z if z is None else z.astype(jnp.float32) for z in (scale, shift)]
-    out, total = _norm(shape, _Inputs(*flat, bias, *vectors, words, rows[:1]))
-    return out.reshape(x.shape), total if total is None else total.reshape(x.shape)
+    return _norm(shape, _Inputs(x, y, bias, *vectors, words, rows[:1]))
 
   vector = ('embed_act',)
   return sharding.on_each_chip(

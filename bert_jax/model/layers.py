@@ -112,14 +112,24 @@ class AddAndNorm(nn.Module):
     return norm(x), x if self.returns_sum else None
 
 
-def _has_norm_kernel(module: nn.Module, x: jax.Array) -> bool:
+def _may_have_kernels(module: nn.Module) -> bool:
   # Exported programs ask for xla: they run anywhere, with any number of tokens.
-  if module.config.attention == 'xla' or module.is_initializing() or x.ndim != 3:
-    return False
-  if not sharding.has_triton():
+  return (module.config.attention != 'xla' and not module.is_initializing()
+          and sharding.has_triton())
+
+
+def _has_norm_kernel(module: nn.Module, x: jax.Array) -> bool:
+  if not _may_have_kernels(module) or x.ndim != 3:
     return False
   from bert_jax.model import gpu_norm  # imports Pallas, which is slow
   return gpu_norm.can_run(x.shape[-1])
+
+
+def _has_gelu_kernel(module: nn.Module) -> bool:
+  if not _may_have_kernels(module) or module.config.activation != 'gelu':
+    return False
+  from bert_jax.model import gpu_gelu
+  return gpu_gelu.can_run(module.config.intermediate_size)
 
 
 def _norm_by_kernel(module: nn.Module, x: jax.Array, y: Biased | None = None,
@@ -177,8 +187,11 @@ class FeedForward(nn.Module):
   def __call__(self, x: jax.Array) -> Biased:
     c = self.config
     y = x.reshape(-1, c.hidden_size)  # [B * L, D]
-    y = dense(c, c.intermediate_size, ('embed', 'mlp'), name='up')(y)  # [B * L, F]
-    y = nn.with_logical_constraint(y, ('batch', 'mlp'))
-    y = activation(c.activation)(y)
+    y = BiasedDense(c, c.intermediate_size, ('embed', 'mlp'), name='up')(y)  # [B * L, F]
+    if _has_gelu_kernel(self):
+      from bert_jax.model import gpu_gelu
+      y = gpu_gelu.gelu(*y)
+    else:
+      y = activation(c.activation)(nn.with_logical_constraint(y.sum(), ('batch', 'mlp')))
     y = BiasedDense(c, c.hidden_size, ('mlp', 'embed'), name='down')(y)  # [B * L, D]
     return y._replace(product=y.product.reshape(x.shape))
