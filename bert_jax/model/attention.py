@@ -187,7 +187,7 @@ class Attend:
 
   # (heads, text ids, dropout) -> [B, L, H * K] or [B, L, H, K]; None = attention in XLA
   kernel: Callable[..., jax.Array] | None = None
-  kernel_has_windows: bool = False  # the kernel takes `reach` as a fourth argument
+  kernel_has_windows: bool = False  # the kernel takes `reach`
   keeps_weights: bool = False  # returns the weights too, which no kernel can
 
   def mask(self, tokens: Tokens) -> Mask:
@@ -214,10 +214,10 @@ class Attend:
     # Blocks compute 3 * reach weights per token, which saves work only in longer rows.
     # In an exported program the length is symbolic and cannot be split into blocks.
     is_long = is_local and isinstance(length, int) and length > 3 * reach
-    if self.kernel and not is_local:
-      return self.kernel(heads, mask.text_ids, dropout), None
-    if self.kernel_has_windows:
-      return self.kernel(heads, mask.text_ids, dropout, reach), None
+    if self.kernel and (not is_local or self.kernel_has_windows):
+      options = {'reach': reach, 'causal': mask.causal}  # of some kernels
+      return self.kernel(heads, mask.text_ids, dropout, **{
+          name: value for name, value in options.items() if value is not None}), None
     if is_long and not self.keeps_weights or self.kernel:
       return local_attention(query, key, value, mask, reach, dropout.drop), None
     bias = mask.bias

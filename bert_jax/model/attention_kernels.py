@@ -7,7 +7,7 @@ are short enough to be in this file.
 """
 
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -32,6 +32,7 @@ class Kernel(NamedTuple):
   platforms: tuple[str, ...]  # where `auto` may take it
   drops: bool = False  # computes attention dropout
   has_windows: bool = False  # computes local attention
+  has_causal: bool = False  # computes causal rows
   slow_on: tuple[str, ...] = ()  # where it runs only if a config names it, for tests
   # The shortest row for `auto`. In shorter rows XLA is as fast and its weights are small.
   shortest: int = 0
@@ -117,11 +118,10 @@ def _triton_obstacle(config: BertConfig, length: int, heads: int) -> str:
   return gpu_attention.obstacle(config, length, heads)
 
 
-def _triton(heads: Heads, text_ids: jax.Array, dropout: Dropout,
-            reach: int | None = None) -> jax.Array:
+def _triton(*arguments: Any, **options: Any) -> jax.Array:
   from bert_jax.model import gpu_attention  # imports Pallas, which is slow
 
-  return gpu_attention.attend(heads, text_ids, dropout, reach)
+  return gpu_attention.attend(*arguments, **options)
 
 
 # The best first: `auto` takes the first one that a model can use.
@@ -129,9 +129,9 @@ ALL = {'fused': Kernel(_fused_obstacle, _fused, ('tpu',), drops=True, slow_on=('
        'splash': Kernel(_splash_obstacle, splash, ('tpu',), slow_on=('cpu',), shortest=512),
        'cudnn': Kernel(_cudnn_obstacle, cudnn, platforms.GPU, shortest=512),
        'triton': Kernel(_triton_obstacle, _triton, platforms.GPU, drops=True, has_windows=True,
-                        slow_on=('cpu',))}
+                        has_causal=True, slow_on=('cpu',))}
 CHOICES = ('auto', 'xla', *ALL)  # of `model.attention`
-# Rows with a visibility that no kernel computes.
+# Rows with a visibility that few or no kernels compute.
 CAUSAL = 'causal rows (masking.causal_rows)'
 HIDDEN = 'tokens that no other token sees (data.query_expansion)'
 
@@ -142,8 +142,8 @@ def _obstacle(config: BertConfig, name: str, length: int, platform: str,
   kernel = ALL[name]
   if config.kernel_obstacle:
     return config.kernel_obstacle
-  if special:
-    return f'no kernel computes {special}'
+  if special and not (kernel.has_causal and special == CAUSAL):
+    return f'{name} does not compute {special}'
   if platform not in (*kernel.platforms, *kernel.slow_on):
     return f'{name} is not for {platform}'
   if config.attention == 'auto' and length < kernel.shortest:

@@ -60,8 +60,8 @@ def keeps_weight(key: tuple[jax.Array, jax.Array], row: jax.Array, head: jax.Arr
   # each weight would take a quarter of the time of a kernel.
   query, key_index = (x.astype(jnp.uint32) for x in (query, key_index))
   drawn = mix(mix(query ^ of_query) + mix(key_index ^ of_key))
-  # A TPU compares only signed words: 24 bits never reach the sign bit.
-  return (drawn >> np.uint32(8)).astype(jnp.int32) < np.int32((1 - rate) * 2**24)
+  # A TPU compares only signed words.
+  return drawn.astype(jnp.int32) <= np.int32(int((1 - rate) * 2**32) - 2**31 - 1)
 
 
 def keeps_activation(of_row: jax.Array, of_place: jax.Array, rate: float) -> jax.Array:

@@ -98,7 +98,8 @@ def _call(kernel, shape: Shape, launch: _Launch, programs: tuple[int, ...], prod
       [part(i) for i in range(3)], [angles(i) for i in range(2)] if has_angles else None,
       inputs.bias if inputs.bias is None else pl.BlockSpec(
           (None, 3, width), lambda b, h, *_: (h, 0, 0)),
-      pl.BlockSpec((None, length), lambda b, *_: (b, 0)), *map(whole, inputs[4:]))
+      pl.BlockSpec((None, length), lambda b, *_: (b, 0)),
+      *(x if x is None else whole(x) for x in inputs[4:]))
   weights = batch * heads * length * length
   size = sum(math.prod(x.shape) * x.dtype.itemsize
              for x in jax.tree.leaves((inputs, by_token, by_head, results)))
@@ -156,7 +157,7 @@ def _backward(shape, saved, gradient):
   if d_bias is not None:
     d_bias = d_bias.sum((0, 2)).astype(inputs.bias.dtype)
   return inputs._replace(qkv=d_qkv, angles=None, bias=d_bias, text_ids=None, words=None,
-                         rows=None, heads=None),
+                         rows=None, heads=None, causal=None),
 
 
 _attend.defvjp(_forward, _backward)
@@ -177,8 +178,8 @@ def obstacle(config: BertConfig, length: int, heads: int) -> str:
   return '' if heads else 'there are more devices on the model axis than heads'
 
 
-def attend(heads: Heads, text_ids: jax.Array, dropout: Dropout,
-           reach: int | None = None) -> jax.Array:
+def attend(heads: Heads, text_ids: jax.Array, dropout: Dropout, reach: int | None = None,
+           causal: jax.Array | None = None) -> jax.Array:
   """Attention by the kernels, each device on its rows and heads.
 
   Platforms other than GPUs interpret them: slow, for tests.
@@ -188,6 +189,7 @@ def attend(heads: Heads, text_ids: jax.Array, dropout: Dropout,
     text_ids: [B, L] int32, 0 on padding. A token attends to tokens with the same id.
     dropout: of the weights.
     reach: visible tokens on either side; None = the whole text.
+    causal: [B] bool, rows whose tokens see only earlier tokens; None = no row.
 
   Returns:
     [B, L, H, K] in the dtype of the query.
@@ -207,6 +209,7 @@ def attend(heads: Heads, text_ids: jax.Array, dropout: Dropout,
     return _attend(shape, Inputs(*arrays))
 
   inputs = (_HEADS, (None, *_ROWS, None, None), ('heads', None, 'kv'), _ROWS, (None,),
-            ('batch',), ('heads',))
+            ('batch',), ('heads',), ('batch',))
+  causal = None if causal is None else causal.astype(jnp.int32)
   return sharding.on_each_chip(local, inputs, ('batch', 'seq', 'heads', 'kv'))(
-      qkv, heads.angles, bias, text_ids, words, rows, numbers)
+      qkv, heads.angles, bias, text_ids, words, rows, numbers, causal)

@@ -17,7 +17,7 @@ from jax.experimental.pallas import triton as pltriton
 import jax.numpy as jnp
 import numpy as np
 
-from bert_jax.model import dropout_bits
+from bert_jax.model import dropout_bits, gpu_math
 from bert_jax.model.layers import MASKED
 
 LEAST = 16  # tokens in a block: the fewest that a product of Triton takes
@@ -58,14 +58,16 @@ class Inputs(NamedTuple):
   words: Any  # [2] uint32, of the dropout's key
   rows: Any  # [B] uint32, the indices of the rows, counted over all devices
   heads: Any  # [H] uint32, the indices of the heads, counted over all devices
+  causal: Any = None  # [B] int32, not 0 in causal rows; None = no row is causal
 
 
-class _Seed(NamedTuple):
-  """The key, row and head of a program. Dropout depends on them and on the place."""
+class _Program(NamedTuple):
+  """What a program reads once. Dropout depends on its key, row and head and on the place."""
 
   words: tuple[jax.Array, jax.Array]
   row: jax.Array
   head: jax.Array
+  is_causal: jax.Array | None  # bool
 
 
 class _Tokens(NamedTuple):
@@ -159,13 +161,15 @@ def _add(x: list[jax.Array], y: list[jax.Array]) -> list[jax.Array]:
   return [a + b for a, b in zip(x, y)]
 
 
-def _seed(refs: Inputs) -> _Seed:
+def _program(refs: Inputs) -> _Program:
   """Read outside of the loops, which cannot read program ids in tests."""
-  return _Seed((refs.words[0], refs.words[1]), refs.rows[pl.program_id(0)],
-               refs.heads[pl.program_id(1)])
+  row, head = pl.program_id(0), pl.program_id(1)
+  return _Program((refs.words[0], refs.words[1]), refs.rows[row], refs.heads[head],
+                  None if refs.causal is None else refs.causal[row] > 0)
 
 
-def _scores(shape: Shape, query, key, queries: _Tokens, keys: _Tokens) -> jax.Array:
+def _scores(shape: Shape, program: _Program, query, key, queries: _Tokens,
+            keys: _Tokens) -> jax.Array:
   """The scores for a softmax in base 2: [queries, keys] float32."""
   scores = _products(query, key)
   scores *= np.float32(_LOG2_E / math.sqrt(shape.width))
@@ -173,21 +177,24 @@ def _scores(shape: Shape, query, key, queries: _Tokens, keys: _Tokens) -> jax.Ar
   visible = queries.ids[:, None] == keys.ids[None, :]
   if shape.reach is not None:
     visible &= jnp.abs(queries.at[:, None] - keys.at[None, :]) <= shape.reach
+  if program.is_causal is not None:
+    visible &= (queries.at[:, None] >= keys.at[None, :]) | ~program.is_causal
   return jnp.where(visible, scores, MASKED)
 
 
-def _drop(shape: Shape, seed: _Seed, queries: _Tokens, keys: _Tokens,
+def _drop(shape: Shape, program: _Program, queries: _Tokens, keys: _Tokens,
           *weights: jax.Array) -> tuple[jax.Array, ...]:
-  """Drops the same places of each [queries, keys] array."""
+  """Drops the same places of each [queries, keys] array, and scales none."""
   if not shape.rate:
     return weights
-  keep = dropout_bits.keeps_weight(*seed, queries.at[:, None], keys.at[None, :], shape.rate)
-  return tuple(jnp.where(keep, x / np.float32(1 - shape.rate), 0) for x in weights)
+  keep = dropout_bits.keeps_weight(program.words, program.row, program.head,
+                                   queries.at[:, None], keys.at[None, :], shape.rate)
+  return tuple(jnp.where(keep, x, 0) for x in weights)
 
 
 def forward_kernel(shape, sizes, refs, out, sums):
   """Attention of a block of queries."""
-  seed, start = _seed(refs), pl.program_id(2) * sizes[0]
+  program, start = _program(refs), pl.program_id(2) * sizes[0]
   q = _vectors(refs, 0, shape, start, sizes[0])
   queries = _tokens(refs, shape, start, sizes[0])
 
@@ -195,12 +202,12 @@ def forward_kernel(shape, sizes, refs, out, sums):
     total, most, sums = carry
     at = j * sizes[1]
     keys = _tokens(refs, shape, at, sizes[1])
-    scores = _scores(shape, q, _vectors(refs, 1, shape, at, sizes[1]), queries, keys)
+    scores = _scores(shape, program, q, _vectors(refs, 1, shape, at, sizes[1]), queries, keys)
     new_most = jnp.maximum(most, scores.max(-1))
-    weights = jnp.exp2(scores - new_most[:, None])
-    shrink = jnp.exp2(most - new_most)
+    weights = gpu_math.exp2(scores - new_most[:, None], shape.interpret)
+    shrink = gpu_math.exp2(most - new_most, shape.interpret)
     sums = sums * shrink + weights.sum(-1)
-    weights, = _drop(shape, seed, queries, keys, weights)
+    weights, = _drop(shape, program, queries, keys, weights)
     v, = _vectors(refs, 2, shape, at, sizes[1])
     total = total * shrink[:, None] + pltriton.dot(weights.astype(v.dtype), v)
     return total, new_most, sums
@@ -210,18 +217,32 @@ def forward_kernel(shape, sizes, refs, out, sums):
            jnp.zeros(sizes[:1], jnp.float32))
   total, most, sum_of_weights = jax.lax.fori_loop(
       *shape.visited(start, *sizes), add, empty)
-  _store(out, shape, start, total / sum_of_weights[:, None])
+  # One scale for dropout at the end, instead of one for each weight.
+  _store(out, shape, start, total / (sum_of_weights * np.float32(1 - shape.rate))[:, None])
   _store(sums, shape, start, most + jnp.log2(sum_of_weights))
 
 
-def _weights(shape: Shape, seed: _Seed, q, k, queries: _Tokens, keys: _Tokens, sums,
+def _weights(shape: Shape, program: _Program, q, k, queries: _Tokens, keys: _Tokens, sums,
              d_weights) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """(weights, weights after dropout, `d_weights` after dropout), [queries, keys]."""
-  scores = _scores(shape, q, k, queries, keys)
+  """(weights, weights after dropout, `d_weights` of the kept ones), [queries, keys].
+
+  The weights have the scale of dropout: they sum to 1 / (1 - rate) before it.
+  """
+  scores = _scores(shape, program, q, k, queries, keys)
   # Past the end of the row the weights are zero, so that sums over tokens are right.
   log_sums = _load(sums, shape, queries.start, len(q[0]), other=-MASKED)
-  weights = jnp.exp2(scores - log_sums[:, None])
-  return weights, *_drop(shape, seed, queries, keys, weights, d_weights)
+  log_sums += np.float32(math.log2(1 - shape.rate))
+  weights = gpu_math.exp2(scores - log_sums[:, None], shape.interpret)
+  return weights, *_drop(shape, program, queries, keys, weights, d_weights)
+
+
+def _sum_of_tokens(x: jax.Array, dtype: jnp.dtype) -> jax.Array:
+  """The sum of rounded vectors: [tokens, K] -> [K] float32."""
+  if dtype == jnp.float32:
+    return x.sum(0)
+  # A product with ones: threads that exchange each value would take a sixth of a kernel.
+  ones = jnp.ones((LEAST, x.shape[0]), dtype)
+  return pltriton.dot(ones, x.astype(dtype)).sum(0) * np.float32(1 / LEAST)
 
 
 def _store_gradient(refs: Inputs, results, shape: Shape, i: int, number, start,
@@ -234,7 +255,7 @@ def _store_gradient(refs: Inputs, results, shape: Shape, i: int, number, start,
     # Old versions of Pallas do not take Python's integers together with a mask.
     _store(d_qkv, shape, start, x, np.int32(i), columns)
     if d_bias is not None:
-      d_bias[number, i, columns] = x.sum(0)
+      d_bias[number, i, columns] = _sum_of_tokens(x, d_qkv.dtype)
 
 
 def whole_backward_kernel(shape, sizes, refs, gradient, sums, *results):
@@ -245,9 +266,9 @@ def whole_backward_kernel(shape, sizes, refs, gradient, sums, *results):
   q, k, v = (_vectors(refs, i, shape, start, size) for i in range(3))
   g, tokens = [_load(gradient, shape, start, size)], _tokens(refs, shape, start, size)
   weights, dropped, d_weights = _weights(
-      shape, _seed(refs), q, k, tokens, tokens, sums, _products(g, v))
+      shape, _program(refs), q, k, tokens, tokens, sums, _products(g, v))
   d_value = _weighted_sums(dropped.astype(g[0].dtype), g, transposed=True)
-  mean = (weights * d_weights).sum(-1, keepdims=True)
+  mean = np.float32(1 - shape.rate) * (weights * d_weights).sum(-1, keepdims=True)
   d_scores = (weights * (d_weights - mean) * scale).astype(q[0].dtype)
   d_query = _weighted_sums(d_scores, k)
   d_key = _weighted_sums(d_scores, q, transposed=True)
@@ -257,19 +278,19 @@ def whole_backward_kernel(shape, sizes, refs, gradient, sums, *results):
 
 def backward_kernel(shape, sizes, refs, gradient, sums, means, *results):
   """The gradient of a block of queries, or the two of a block of keys and values."""
-  seed, size, scale = _seed(refs), sizes[0], np.float32(1 / math.sqrt(shape.width))
-  program, count = pl.program_id(2), pl.cdiv(shape.length, size)
+  program, size, scale = _program(refs), sizes[0], np.float32(1 / math.sqrt(shape.width))
+  number, count = pl.program_id(2), pl.cdiv(shape.length, size)
 
   def of_scores(q, k, v, g, queries, keys):
     """(weights after dropout, gradient of the scores), [queries, keys]."""
     weights, dropped, d_weights = _weights(
-        shape, seed, q, k, queries, keys, sums, _products(g, v))
-    mean = _load(means, shape, queries.start, size)[:, None]
+        shape, program, q, k, queries, keys, sums, _products(g, v))
+    mean = np.float32(1 - shape.rate) * _load(means, shape, queries.start, size)[:, None]
     d_scores = weights * (d_weights - mean) * scale
     return dropped.astype(g[0].dtype), d_scores.astype(q[0].dtype)
 
   def by_query():
-    start = program * size
+    start = number * size
     q, g = _vectors(refs, 0, shape, start, size), [_load(gradient, shape, start, size)]
     queries = _tokens(refs, shape, start, size)
 
@@ -279,11 +300,11 @@ def backward_kernel(shape, sizes, refs, gradient, sums, means, *results):
       return _add(d_query, _weighted_sums(of_scores(q, k, v, g, queries, keys)[1], k))
 
     d_query = jax.lax.fori_loop(*shape.visited(start, size, size), add, _zeros(q))
-    _store_gradient(refs, results, shape, 0, program, start, d_query)
+    _store_gradient(refs, results, shape, 0, number, start, d_query)
 
   def by_key():
-    number = program - count
-    at = number * size
+    block = number - count
+    at = block * size
     k, v = (_vectors(refs, i, shape, at, size) for i in (1, 2))
     keys = _tokens(refs, shape, at, size)
 
@@ -298,7 +319,7 @@ def backward_kernel(shape, sizes, refs, gradient, sums, means, *results):
     totals = jax.lax.fori_loop(
         *shape.visited(at, size, size), add, (_zeros(k), _zeros(v)))
     for i, parts in enumerate(totals, 1):
-      _store_gradient(refs, results, shape, i, number, at, parts)
+      _store_gradient(refs, results, shape, i, block, at, parts)
 
   # One kernel writes all three gradients side by side, without a copy between two.
-  jax.lax.cond(program < count, by_query, by_key)
+  jax.lax.cond(number < count, by_query, by_key)

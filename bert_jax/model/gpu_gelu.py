@@ -6,7 +6,6 @@ the bias: the feed-forward of BERT-base waits for them and not for the memory.
 
 import functools
 import math
-import struct
 from typing import NamedTuple
 
 import jax
@@ -14,6 +13,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
 import jax.numpy as jnp
 
+from bert_jax.model import gpu_math
 from bert_jax.parallel import sharding
 
 _WARPS = 4
@@ -41,53 +41,10 @@ class _Tile(NamedTuple):
     return x.astype(jnp.float32) + bias[columns].astype(jnp.float32)
 
 
-# Factors of t, t^2, ... in the formula 7.1.26 of Abramowitz and Stegun (1964) for erf.
-_FACTORS = (0.254829592, -0.284496736, 1.421413741, -1.453152027, 1.061405429)
-_T, _BELL = 0.3275911 * math.sqrt(0.5), -0.5 * math.log2(math.e)
-
-
-def _assemble(text: str, *arguments: jax.Array) -> jax.Array:
-  """Computes $0 of float32 arguments $1, $2 by NVIDIA's assembly."""
-  x, = pltriton.elementwise_inline_asm(
-      text, args=arguments, constraints=','.join(['=&f'] + ['f'] * len(arguments)), pack=1,
-      result_shape_dtypes=[jax.ShapeDtypeStruct(arguments[0].shape, jnp.float32)])
-  return x
-
-
-def _ptx() -> str:
-  """The distribution function of $1; $2 is its `bell`."""
-  def number(value):
-    return f'0f{struct.unpack(">I", struct.pack(">f", value))[0]:08X}'
-
-  highest, *others = (number(0.5 * x) for x in reversed(_FACTORS))
-  return '\n'.join([
-      '{ .reg .f32 t, p, q; .reg .pred above;',
-      f'abs.f32 t, $1; fma.rn.f32 t, t, {number(_T)}, {number(1)}; rcp.approx.ftz.f32 t, t;',
-      f'mov.f32 p, {highest};', *(f'fma.rn.f32 p, p, t, {x};' for x in others),
-      f'mul.f32 p, p, t; mul.f32 p, p, $2; sub.f32 q, {number(1)}, p;',
-      f'setp.gt.f32 above, $1, {number(0)}; selp.f32 $0, q, p, above; }}'])
-
-
-def _normal(x: jax.Array, interpret: bool) -> tuple[jax.Array, jax.Array]:
-  """(bell: exp(-x^2 / 2), the normal distribution function of x), float32.
-
-  Pallas' Triton has no erf. The formula is within 1.5e-7 of it, a rounding of float32, and
-  shares its exponential with the derivative. Triton fuses no product with a sum, and guards
-  exponentials and divisions against numbers that do not occur here. That takes a third more
-  instructions, so GPUs compute the formula in assembly.
-  """
-  if not interpret:
-    bell = _assemble('ex2.approx.ftz.f32 $0, $1;', x * x * _BELL)
-    return bell, _assemble(_ptx(), x, bell)
-  bell, t = jnp.exp2(x * x * _BELL), 1 / (1 + jnp.abs(x) * _T)
-  tail = bell * sum(0.5 * factor * t**i for i, factor in enumerate(_FACTORS, 1))
-  return bell, jnp.where(x > 0, 1 - tail, tail)
-
-
 def _forward_kernel(tile, x, bias, out):
   def take(rows, carry):
     value = tile.sum(x[rows, :], bias)
-    out[rows, :] = (value * _normal(value, tile.interpret)[1]).astype(out.dtype)
+    out[rows, :] = (value * gpu_math.normal(value, tile.interpret)[1]).astype(out.dtype)
     return carry
 
   tile.visit(take)
@@ -96,7 +53,7 @@ def _forward_kernel(tile, x, bias, out):
 def _backward_kernel(tile, x, bias, gradient, d_x, share):
   def take(rows, total):
     value = tile.sum(x[rows, :], bias)
-    bell, below = _normal(value, tile.interpret)
+    bell, below = gpu_math.normal(value, tile.interpret)
     slope = below + value * bell * (1 / math.sqrt(2 * math.pi))
     d_value = gradient[rows, :].astype(jnp.float32) * slope
     d_x[rows, :] = d_value.astype(d_x.dtype)

@@ -116,8 +116,9 @@ def test_a_weight_is_drawn_from_the_hashes_of_its_query_and_key():
   words = jnp.uint32([123, 456])
   of_query = mixed((3 << 16) + 5 ^ 456)
   of_key = mixed(of_query ^ 123)
-  drawn = mixed(mixed(7 ^ of_query) + mixed(11 ^ of_key) & 0xFFFFFFFF) >> 8
-  for share, keeps in ((drawn / 2**24, False), ((drawn + 1) / 2**24, True)):
+  drawn = mixed(mixed(7 ^ of_query) + mixed(11 ^ of_key) & 0xFFFFFFFF)
+  drawn = (drawn + 2**31) % 2**32  # as a signed word, counted from the lowest one
+  for share, keeps in ((drawn / 2**32, False), ((drawn + 1) / 2**32, True)):
     assert bool(dropout_bits.keeps_weight(
         words, jnp.uint32(3), jnp.uint32(5), jnp.int32(7), jnp.int32(11), 1 - share)) == keeps
 

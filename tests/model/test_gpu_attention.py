@@ -39,11 +39,11 @@ def inputs(rows, length, heads, width, dtype=jnp.float32):
   return qkv, jnp.asarray(0.1 * rng.normal(size=(heads, 3, width)), dtype), jnp.asarray(text_ids)
 
 
-def by_kernel(qkv, bias, text_ids, rate, reach, angles=None):
+def by_kernel(qkv, bias, text_ids, rate, reach, angles=None, causal=None):
   """The kernels rotate, so they need no rotated query and key."""
   flat = qkv.reshape(*qkv.shape[:2], -1)
   heads = Heads(*jnp.unstack(qkv, axis=3), Biased(flat, bias.reshape(-1)), angles)
-  return gpu_attention.attend(heads, text_ids, Dropout(rate, None, lambda: KEY), reach)
+  return gpu_attention.attend(heads, text_ids, Dropout(rate, None, lambda: KEY), reach, causal)
 
 
 def kept(qkv, rate):
@@ -56,8 +56,8 @@ def kept(qkv, rate):
       at[None, :], rate)
 
 
-def plain(qkv, bias, text_ids, rate, reach, angles=None):
-  mask = attention.attention_bias(Tokens(None, None, None, text_ids))
+def plain(qkv, bias, text_ids, rate, reach, angles=None, causal=None):
+  mask = attention.attention_bias(Tokens(None, None, None, text_ids, causal))
   if reach is not None:
     at = jnp.arange(qkv.shape[1])
     mask = jnp.where(jnp.abs(at[:, None] - at[None, :]) <= reach, mask, attention.MASKED)
@@ -71,11 +71,11 @@ def plain(qkv, bias, text_ids, rate, reach, angles=None):
 
 
 @functools.partial(jax.jit, static_argnums=(0, 4, 5))
-def out_and_gradients(function, qkv, bias, text_ids, rate, reach, angles=None):
+def out_and_gradients(function, qkv, bias, text_ids, rate, reach, angles=None, causal=None):
   """The output of real tokens, and the gradients of a sum of it with many weights."""
 
   def total(qkv, bias):
-    out = function(qkv, bias, text_ids, rate, reach, angles)
+    out = function(qkv, bias, text_ids, rate, reach, angles, causal)
     out = jnp.where((text_ids > 0)[:, :, None, None], out, 0)
     return jnp.sum(out * jnp.cos(jnp.arange(out.size)).reshape(out.shape)), out
 
@@ -115,6 +115,18 @@ def test_the_kernels_rotate_as_the_plain_path_does(length, width, reach):
   arguments = inputs(2, length, 2, width)
   positions = np.random.default_rng(2).integers(0, 8192, (2, length), np.int32)
   check(arguments, 0.1, reach, rotary(positions, width, 160_000.0))
+
+
+@pytest.mark.parametrize('length, reach', [(16, None), (100, 8), (192, None), (192, 16)])
+def test_causal_rows_see_only_earlier_tokens(length, reach):
+  arguments, causal = inputs(3, length, 2, 32), jnp.array([True, False, True])
+  check(arguments, 0.1, reach, None, causal)
+  qkv, bias, text_ids = arguments
+  changed = qkv.at[:, 10:].add(1.0)
+  before, after = (by_kernel(x, bias, text_ids, 0.0, reach, None, causal)[:, :10]
+                   for x in (qkv, changed))
+  np.testing.assert_array_equal(before[::2], after[::2])
+  assert jnp.abs(before[1] - after[1]).max() > 0.01
 
 
 def test_bfloat16_rounds_as_the_plain_path_does():

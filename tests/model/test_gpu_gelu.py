@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import special
 
-from bert_jax.model import gpu_gelu, layers
+from bert_jax.model import gpu_gelu, gpu_math, layers
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.parallel import sharding
 from tests import conftest
@@ -55,7 +55,7 @@ def _run(text: str, *arguments: np.ndarray) -> np.ndarray:
 
 def test_the_assembly_is_the_distribution_function():
   x = np.linspace(-12, 12, 4001, dtype=np.float32)
-  below = _run(gpu_gelu._ptx(), x, np.exp(-x * x / 2))
+  below = _run(gpu_math._ptx(), x, np.exp(-x * x / 2))
   np.testing.assert_allclose(below, special.ndtr(x.astype(np.float64)), atol=2e-7)
 
 
