@@ -4,7 +4,7 @@
 
 Each line is the median of five times 30 calls: a forward pass, or one with its backward
 pass, whose forward pass has the first launch of its list.
-`gpu_attention._launch` and `gpu_norm._sizes` hold the choices.
+`gpu_attention._launch` and `gpu_norm._Tile` hold the choices.
 """
 
 from concurrent import futures
@@ -82,10 +82,10 @@ def _attention(rows: _Rows, forward, backward) -> tuple[Any, Any, Any]:
   return arrays, jax.jit(out).lower(*arrays), jax.jit(gradients).lower(*arrays)
 
 
-def _norm(sizes: tuple[int, int, int], values: int, turns_: int) -> tuple[Any, Any, Any]:
+def _norm(sizes: tuple[int, int, int], of_warp: int, turns_: int) -> tuple[Any, Any, Any]:
   """As `_attention`."""
   rows, length, width = sizes
-  gpu_norm._VALUES, gpu_norm._TURNS = dict.fromkeys((True, False), values), turns_
+  gpu_norm._WIDTH, gpu_norm._TURNS = of_warp, turns_
   jax.clear_caches()  # of traces with other sizes
   x = jnp.ones((_ROWS.value or rows, length, width), jnp.bfloat16)
   vector = jnp.ones(width, jnp.float32)
@@ -111,7 +111,7 @@ def _programs():
       arrays, _, program = _attention(rows, rows.forward[0], launch)
       yield name, 'both', launch, arrays, program
   for name, sizes in NORM.items():
-    for launch in ((2048, 8), (4096, 8), (4096, 16), (8192, 16)):
+    for launch in ((1024, 8), (768, 8), (768, 4), (768, 16), (512, 8), (256, 8)):
       arrays, forward, both = _norm(sizes, *launch)
       yield name, 'forward', launch, arrays, forward
       yield name, 'both', launch, arrays, both

@@ -9,6 +9,7 @@ import collections
 import importlib.metadata
 import json
 import pathlib
+import re
 import tempfile
 from typing import Any
 
@@ -49,20 +50,31 @@ def make_job(run: dict[str, Any], pack: bool, mesh: Mesh) -> tuple[FrozenConfigD
   return c, pretrain.make_job(c, None, mesh, epath.Path(run['workdir']))
 
 
+def _plain(name: str) -> str:
+  """A name as GPU kernels have it: `loop_add_fusion_2` for `loop_add_fusion.2`."""
+  return re.sub('[^A-Za-z0-9]+', '_', name)
+
+
 def modules(folder: pathlib.Path, program: str) -> list[str]:
   """The share of time of each module and operation in a trace, the longest first."""
-  instructions = {x.name: x for computation in hlo.Module(program).computations.values()
+  instructions = {_plain(x.name): x for computation in hlo.Module(program).computations.values()
                   for x in computation.values()}
   times, counts = collections.Counter(), collections.Counter()
   for path in folder.glob('**/*.xplane.pb'):
     for plane in jax.profiler.ProfileData.from_file(str(path)).planes:
       for line in plane.lines:
         for event in line.events:
-          name = next((value for key, value in event.stats if key == 'hlo_op'), event.name)
-          if name in instructions:
-            place = traffic.place(instructions[name])
-            times[place] += event.duration_ns
-            counts[place] += 1
+          # Within a CUDA graph, the operation is the graph, and the kernel has the name.
+          of_event = [value for key, value in event.stats if key == 'hlo_op'] + [event.name]
+          known = [instructions[x] for x in map(_plain, of_event) if x in instructions]
+          if known:
+            place = traffic.place(known[0])
+          elif plane.name.startswith('/device:GPU'):
+            place = event.name[:60],  # a kernel of a library
+          else:
+            continue
+          times[place] += event.duration_ns
+          counts[place] += 1
   total = sum(times.values()) or 1
   return [f'{100 * ns / total:5.1f}%  {ns / 1e6:8.3f} ms  {counts[place]:5}  {"  ".join(place)}'
           for place, ns in times.most_common(_SHOWN)]

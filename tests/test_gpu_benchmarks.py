@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 
 from benchmarks import turns
@@ -75,3 +76,26 @@ def test_a_side_is_warm_before_its_first_turn(tmp_path):
     side.close()
   assert steps.read_text().split() == ['0', '1', '2', '3', '4', '5', '6']
   assert len(side.seconds) == 3  # step 3 was cold
+
+
+def test_a_side_that_runs_ahead_reads_one_loss_for_each_turn(tmp_path):
+  """A turn's time is the mean of its steps: here each takes 0 s, and each loss 0.2 s."""
+  (tmp_path / 'side.py').write_text('''
+import time
+from benchmarks import turns
+
+class Loss:
+  def __float__(self):
+    time.sleep(0.2)
+    return 1.0
+
+turns.serve(lambda i: Loss(), '1.0', runs_ahead=True)
+''')
+  side = turns.Side([sys.executable, str(tmp_path / 'side.py')], 10,
+                    PYTHONPATH=str(test_commands.ROOT)).ready()
+  try:
+    side.run(10)
+    side.run(4)
+  finally:
+    side.close()
+  np.testing.assert_allclose(side.seconds, [0.02, 0.05], rtol=0.2)

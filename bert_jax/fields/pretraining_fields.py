@@ -19,6 +19,7 @@ from bert_jax.data.phases import Phase
 from bert_jax.data.tokenizers import reader as tokenizer_reader
 from bert_jax.errors import require
 from bert_jax.fields import run_fields
+from bert_jax.model import attention_kernels
 from bert_jax.objectives import objectives
 from bert_jax.objectives.masking import MaskingConfig
 
@@ -220,6 +221,7 @@ def check(config: ConfigDict):
   require(name == 'mlm' or not config.masking.causal_rows,
           f'masking.causal_rows={config.masking.causal_rows} is for objective=mlm, but the '
           f'objective is {name}: its loss needs the whole text')
-  require(config.model.attention in ('auto', 'xla') or not config.masking.causal_rows,
+  kernel = attention_kernels.ALL.get(config.model.attention)
+  require(kernel is None or kernel.has_causal or not config.masking.causal_rows,
           f'model.attention={config.model.attention} does not compute causal rows '
           f'(masking.causal_rows={config.masking.causal_rows}): use xla or auto')

@@ -3,6 +3,8 @@
 XLA needs some ten kernels for it, and passes arrays of the size of the activations
 between them in float32. Here each way reads its arrays once. The forward pass keeps the
 mean and the inverse deviation of each token; the backward pass draws the dropout again.
+A kernel takes longer for its instructions than for the memory, so it has few: a warp takes
+a vector, and hashes the places of a token once for several rows.
 """
 
 import functools
@@ -61,7 +63,8 @@ class _Tile(NamedTuple):
   @classmethod
   def of(cls, batch: int, length: int, width: int) -> '_Tile':
     """Chooses it for vectors [B, L, D]."""
-    warps = pl.next_power_of_2(pl.cdiv(width, _WIDTH))  # of a vector
+    # A warp sums a vector without the others, unless its threads lack the registers.
+    warps = pl.next_power_of_2(pl.cdiv(width, _WIDTH))
     rows = math.gcd(batch, max(1, _WARPS // warps))
     most = max(1, min(_TURNS, batch * length // rows // _PROGRAMS))
     most = 1 << (most.bit_length() - 1)
@@ -77,10 +80,8 @@ class _Tile(NamedTuple):
     """The parts [rows, size] of the vectors ref[index] in float32."""
     return [ref[*index, pl.ds(*part)].astype(jnp.float32) for part in self.columns]
 
-  def repeat(self, ref) -> list[jax.Array] | None:
+  def repeat(self, ref) -> list[jax.Array]:
     """The parts [rows, size] of one vector, in float32, without an exchange of threads."""
-    if ref is None:
-      return None
     return [ref[start + jax.lax.broadcasted_iota(jnp.int32, (self.rows, size), 1)].astype(
         jnp.float32) for start, size in self.columns]
 
@@ -92,7 +93,8 @@ class _Tile(NamedTuple):
   def visit(self, shape: '_Shape', refs: '_Inputs', take, carry=()):
     """Calls take(index, keep, carry) for each group of vectors; returns the last carry.
 
-    `keep` has the places that dropout keeps, a list of [rows, size] bool.
+    `keep` has the places that dropout keeps, a list of [rows, size] bool; empty without
+    dropout.
     """
     first_row = refs.first[0] + (pl.program_id(0) * self.turns * self.rows).astype(jnp.uint32)
     first_token = pl.program_id(1) * self.tokens
