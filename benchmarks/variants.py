@@ -23,7 +23,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     '50% masked': {'masking.rate': 0.5},
     '50% to 30% masked': {'masking.rate': 0.5, 'masking.final_rate': 0.3},
     '40% to 20% masked': {'masking.final_rate': 0.2},
-    'no causal rows': _causal(0.0, 1.0),
+    'no causal rows': {'masking.causal_rows': 0.0},
     'an eighth of the rows causal': _causal(0.125, 1.0),
     'a quarter of the rows causal': _causal(0.25, 1.0),
     'half of the rows causal': _causal(0.5, 1.0),
