@@ -1,10 +1,12 @@
 """The ladder of the speedrun: its pairs, its runs, its rule and its table."""
 
 import collections
+import runpy
 
 import pytest
 
 from benchmarks import grammar, variants
+from bert_jax import config as config_lib
 
 
 def test_the_grammar_makes_pairs_of_equal_length():
@@ -25,6 +27,9 @@ def test_every_variant_reads_the_same_tokens(variant):
   assert overrides['train_steps'] == sum(steps for steps, *_ in overrides['phases'])
   tokens = sum(steps * length * rows for steps, length, rows in overrides['phases'])
   assert abs(tokens - 1_000_000) < 4096 and overrides['seed'] == 3
+  config = runpy.run_path('configs/speedrun.py')['get_config']()
+  config.update_from_flattened_dict(overrides)
+  config_lib.check(config, given=overrides)  # refuses fields without an effect
 
 
 def _line(variant, seed, loss, tokens=4_000_000):
