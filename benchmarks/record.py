@@ -12,13 +12,15 @@ how many a number of steps makes:
       --pairs='blimp/*.jsonl' --steps=1980 --seed=0 --output=runs/record \\
       --fields='phases=((8,64,2048),(2,128,1024))'
 
-OUTPUT/record.json has all that identifies the run: command, commit, machine, steps,
-tokens, minutes, scores, and the SHA-256 of parameters and log. OUTPUT/run is the workdir,
+OUTPUT/record.json has all that identifies the run: command, commit, machine, versions,
+steps, tokens, minutes, scores, and the SHA-256 of parameters and log. docs/checkpoints.json
+lists the published records in this form, with their dates. OUTPUT/run is the workdir,
 with the curve of the loss in metrics.jsonl; OUTPUT/parts has the parameters in bfloat16
 (`benchmarks.parts`). The same command resumes.
 """
 
 import hashlib
+import importlib.metadata
 import json
 import pathlib
 import platform
@@ -102,7 +104,9 @@ def main(_):
   nats = {row['unit']: row['nat'] for row in scores['masked_lm']['rows']}
   pairs = scores['minimal_pairs']
   record = _training(run) | {
-      'commit': commit, 'machine': _machine(), 'parameters_sha256': parts.digest(model),
+      'commit': commit, 'machine': _machine(),
+      'versions': {name: importlib.metadata.version(name) for name in ('jax', 'flax')},
+      'parameters_sha256': parts.digest(model),
       'nat_per_byte': nats['byte'], 'nat_per_token': nats['token'],
       'minimal_pairs': pairs['accuracy'], 'pairs': pairs['rows'][-1]['pairs']}
   (home / 'record.json').write_text(json.dumps(record, indent=2) + '\n')

@@ -65,3 +65,20 @@ def test_a_record(corpus_file, tmp_path):
   # The same run has the same parameters; a finished record is only printed again.
   assert make('b', 8)['parameters_sha256'] == record['parameters_sha256']
   assert make('a', 8) == record
+
+
+def test_the_index_has_what_a_repeated_run_is_compared_with():
+  records = json.loads((ROOT / 'docs/checkpoints.json').read_text())
+  table = (ROOT / 'docs/speedrun.md').read_text()
+  for record in records:
+    assert set(record) == {
+        'date', 'command', 'steps', 'tokens', 'passes', 'tokens_per_second', 'minutes', 'records',
+        'log_sha256', 'commit', 'machine', 'versions', 'parameters_sha256', 'nat_per_byte',
+        'nat_per_token', 'minimal_pairs', 'pairs'}
+    for name, digits in (('commit', 40), ('log_sha256', 64), ('parameters_sha256', 64)):
+      assert len(record[name]) == digits and int(record[name], 16)
+    # Its row in the table of records.
+    row, = (line for line in table.splitlines() if line.endswith(f'| {record["commit"][:7]} |'))
+    for figure in (record['date'], f'{record["minutes"]}', f'{record["nat_per_token"]:.3f}',
+                   f'{100 * record["minimal_pairs"]:.1f} of {record["pairs"]:,} pairs'):
+      assert figure in row
