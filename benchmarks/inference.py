@@ -2,10 +2,11 @@
 
   python -m benchmarks.inference --model=MODEL --text='corpus/*.txt.gz' --rounds=5
 
-MODEL is a folder of sentence-transformers. Five processes embed the same texts in turns, and
-the medians count: bert_jax in float32 and in bfloat16, sentence-transformers in PyTorch, and
-onnxruntime with the files of `convert --to=onnx --quantize=int8`. On a GPU there are three,
-in bfloat16: bert_jax, sentence-transformers, and transformers in a loop. The peers
+MODEL is a folder of sentence-transformers. Five processes embed the same texts in turns,
+and the medians count: bert_jax in float32 and in bfloat16, sentence-transformers in
+PyTorch, and onnxruntime with the files of `convert --to=onnx --quantize=int8`. On a GPU
+there are three, in bfloat16: bert_jax, sentence-transformers, and a loop over
+transformers. The peers
 sort the texts by length, pad batches, and use the fastest of the given batch sizes. The short
 texts are sentences of mixed length, the long ones as many sentences as fill the model's longest
 input. Needs torch, sentence-transformers, onnx and onnxruntime.
@@ -213,8 +214,9 @@ def _measure(kind: str, folder: str):
     side = sides[name]
     other = vectors[name] / np.linalg.norm(vectors[name], axis=1, keepdims=True)
     ratio = np.median(np.divide(sides[peer].seconds, side.seconds))
-    print(f'| {len(texts):,} {kind} | {title} | {side.versions} | {side.tokens_per_second:.0f} | '
-          f'{ratio:.2f} | {np.sum(ours * other, 1).min():.6f} |', flush=True)
+    print(f'| {len(texts):,} {kind} | {title} | {side.versions} | '
+          f'{side.tokens_per_second:.0f} | {ratio:.2f} | '
+          f'{np.sum(ours * other, 1).min():.6f} |', flush=True)
     side.close()
 
 

@@ -13,10 +13,10 @@ how many a number of steps makes:
       --fields='phases=((8,64,2048),(2,128,1024))'
 
 OUTPUT/record.json has all that identifies the run: command, commit, machine, versions,
-steps, tokens, minutes, scores, and the SHA-256 of parameters and log. docs/checkpoints.json
-lists the published records in this form, with their dates. OUTPUT/run is the workdir,
-with the curve of the loss in metrics.jsonl; OUTPUT/parts has the parameters in bfloat16
-(`benchmarks.parts`). The same command resumes.
+steps, tokens, minutes, scores, and the SHA-256 of parameters and log.
+docs/checkpoints.json lists the published records in this form, with their dates.
+OUTPUT/run is the workdir, with the curve of the loss in metrics.jsonl; OUTPUT/parts has the
+parameters in bfloat16 (`benchmarks.parts`). The same command resumes.
 """
 
 import hashlib

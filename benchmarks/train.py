@@ -11,9 +11,10 @@ torch_bf16_full do the same on bert_jax's own rows, with the same ids and labels
 row were one pair. These rows are full except for the last few positions, so the ratio
 does not depend on padding. torch_packed uses these rows and keeps their pairs apart. Only
 real tokens count, not padding. Each side is a separate process that waits while the
-others run. On a GPU, all sides compile at once. The figures are medians of the steps of all
-rounds. Each round also measures the limits: a large matrix product and a large copy.
-`benchmarks/peers.py` describes the environments of the peers. Appends to
+others run. On a GPU, all sides compile at once, and a turn is timed as a whole, because a
+training loop does not wait for each step. The figures are medians of the steps, or turns,
+of all rounds. Each round also measures the limits: a large matrix product and a large
+copy. `benchmarks/peers.py` describes the environments of the peers. Appends to
 WORKDIR/train.jsonl and prints a table. With --modules, WORKDIR/SIZE-LENGTH/SIDE.txt lists
 the time of each module of bert_jax.
 """
@@ -136,7 +137,8 @@ def _measure(size: str, length: int, workdir: epath.Path) -> list[dict[str, Any]
   try:
     if jax.default_backend() != 'cpu':
       for name, side in sides.items():
-        print(f'{size}, {length}: {name} starts in {side.ready().start:.0f} s', flush=True)
+        seconds = side.ready().start
+        print(f'{size}, {length}: {name} starts in {seconds:.0f} s', flush=True)
     with turns.alone():
       for _ in range(_ROUNDS.value):
         measured.append(_limits())

@@ -57,16 +57,16 @@ def _plain(name: str) -> str:
 
 def modules(folder: pathlib.Path, program: str) -> list[str]:
   """The share of time of each module and operation in a trace, the longest first."""
-  instructions = {_plain(x.name): x for computation in hlo.Module(program).computations.values()
-                  for x in computation.values()}
+  computations = hlo.Module(program).computations.values()
+  instructions = {_plain(x.name): x for y in computations for x in y.values()}
   times, counts = collections.Counter(), collections.Counter()
   for path in folder.glob('**/*.xplane.pb'):
     for plane in jax.profiler.ProfileData.from_file(str(path)).planes:
       for line in plane.lines:
         for event in line.events:
           # Within a CUDA graph, the operation is the graph, and the kernel has the name.
-          of_event = [value for key, value in event.stats if key == 'hlo_op'] + [event.name]
-          known = [instructions[x] for x in map(_plain, of_event) if x in instructions]
+          names = [value for key, value in event.stats if key == 'hlo_op'] + [event.name]
+          known = [instructions[x] for x in map(_plain, names) if x in instructions]
           if known:
             place = traffic.place(known[0])
           elif plane.name.startswith('/device:GPU'):

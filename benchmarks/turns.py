@@ -63,7 +63,8 @@ def _peak_memory() -> int:
   return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def serve(step: Callable[[int], Any], versions: str, warm: int = 0, runs_ahead: bool = False):
+def serve(step: Callable[[int], Any], versions: str, warm: int = 0,
+          runs_ahead: bool = False):
   """Makes the first step, then the two numbers of steps on each line of standard input.
 
   The steps of the first number have no time.

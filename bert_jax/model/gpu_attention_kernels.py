@@ -62,7 +62,7 @@ class Inputs(NamedTuple):
 
 
 class _Program(NamedTuple):
-  """What a program reads once. Dropout depends on its key, row and head and on the place."""
+  """What a program reads once. Dropout depends on the key, the row and the head."""
 
   words: tuple[jax.Array, jax.Array]
   row: jax.Array
@@ -202,7 +202,8 @@ def forward_kernel(shape, sizes, refs, out, sums):
     total, most, sums = carry
     at = j * sizes[1]
     keys = _tokens(refs, shape, at, sizes[1])
-    scores = _scores(shape, program, q, _vectors(refs, 1, shape, at, sizes[1]), queries, keys)
+    k = _vectors(refs, 1, shape, at, sizes[1])
+    scores = _scores(shape, program, q, k, queries, keys)
     new_most = jnp.maximum(most, scores.max(-1))
     weights = gpu_math.exp2(scores - new_most[:, None], shape.interpret)
     shrink = gpu_math.exp2(most - new_most, shape.interpret)
@@ -218,7 +219,8 @@ def forward_kernel(shape, sizes, refs, out, sums):
   total, most, sum_of_weights = jax.lax.fori_loop(
       *shape.visited(start, *sizes), add, empty)
   # One scale for dropout at the end, instead of one for each weight.
-  _store(out, shape, start, total / (sum_of_weights * np.float32(1 - shape.rate))[:, None])
+  sum_of_kept = sum_of_weights * np.float32(1 - shape.rate)
+  _store(out, shape, start, total / sum_of_kept[:, None])
   _store(sums, shape, start, most + jnp.log2(sum_of_weights))
 
 

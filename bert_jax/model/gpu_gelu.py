@@ -1,7 +1,7 @@
 """gelu(x + bias) in one Triton kernel each way, for NVIDIA GPUs.
 
-XLA needs twice as many instructions for each value: on an H200 the feed-forward of BERT-base
-waits for them and not for the memory.
+XLA needs twice as many instructions for each value: on an H200 the feed-forward of
+BERT-base waits for them and not for the memory.
 """
 
 import functools
@@ -31,8 +31,10 @@ class _Tile(NamedTuple):
 
   def visit(self, take, carry=()):
     """Calls take(rows, carry) for each group of vectors; returns the last carry."""
-    return jax.lax.fori_loop(
-        0, self.turns, lambda i, carry: take(pl.ds(i * self.rows, self.rows), carry), carry)
+    def turn(i, carry):
+      return take(pl.ds(i * self.rows, self.rows), carry)
+
+    return jax.lax.fori_loop(0, self.turns, turn, carry)
 
   def sum(self, x, bias) -> jax.Array:
     """x + bias, [rows, columns] float32."""
@@ -94,16 +96,18 @@ def _gelu(interpret: bool, x: jax.Array, bias: jax.Array) -> jax.Array:
 
 
 def _forward(interpret, x, bias):
-  out, = _call(_forward_kernel, interpret, [jax.ShapeDtypeStruct(x.shape, x.dtype)], x, bias)
+  like = jax.ShapeDtypeStruct(x.shape, x.dtype)
+  out, = _call(_forward_kernel, interpret, [like], x, bias)
   return out, (x, bias)
 
 
 def _backward(interpret, saved, gradient):
   x, bias = saved
   tile = _tile(len(x), interpret)
-  shares = jax.ShapeDtypeStruct((len(x) // (tile.rows * tile.turns), x.shape[1]), jnp.float32)
-  d_x, d_bias = _call(_backward_kernel, interpret,
-                      [jax.ShapeDtypeStruct(x.shape, x.dtype), shares], x, bias, gradient)
+  programs = len(x) // (tile.rows * tile.turns)
+  like = jax.ShapeDtypeStruct(x.shape, x.dtype)
+  shares = jax.ShapeDtypeStruct((programs, x.shape[1]), jnp.float32)
+  d_x, d_bias = _call(_backward_kernel, interpret, [like, shares], x, bias, gradient)
   return d_x, d_bias.sum(0).astype(bias.dtype)
 
 

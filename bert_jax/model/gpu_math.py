@@ -1,9 +1,9 @@
 """Functions of numbers in Triton kernels, in NVIDIA's assembly.
 
-Triton fuses no product with a sum, and guards exponentials and divisions against very small
-numbers that do not occur here. That takes a third more instructions, and the kernels wait
-for their instructions as long as for the memory. Pallas' interpreter runs no assembly: with
-`interpret` the functions compute the same without it.
+Triton fuses no product with a sum, and guards exponentials and divisions against very
+small numbers that do not occur here. That takes a third more instructions, and the kernels
+wait for their instructions as long as for the memory. Pallas' interpreter runs no
+assembly: with `interpret` the functions compute the same without it.
 """
 
 import math
@@ -20,9 +20,10 @@ _T, _BELL = 0.3275911 * math.sqrt(0.5), -0.5 * math.log2(math.e)
 
 def _assemble(text: str, *arguments: jax.Array) -> jax.Array:
   """Computes $0 of float32 arguments $1, $2 by NVIDIA's assembly."""
+  like = jax.ShapeDtypeStruct(arguments[0].shape, jnp.float32)
+  registers = ','.join(['=&f'] + ['f'] * len(arguments))
   x, = pltriton.elementwise_inline_asm(
-      text, args=arguments, constraints=','.join(['=&f'] + ['f'] * len(arguments)), pack=1,
-      result_shape_dtypes=[jax.ShapeDtypeStruct(arguments[0].shape, jnp.float32)])
+      text, args=arguments, constraints=registers, pack=1, result_shape_dtypes=[like])
   return x
 
 
@@ -34,7 +35,8 @@ def _ptx() -> str:
   highest, *others = (number(0.5 * x) for x in reversed(_FACTORS))
   return '\n'.join([
       '{ .reg .f32 t, p, q; .reg .pred above;',
-      f'abs.f32 t, $1; fma.rn.f32 t, t, {number(_T)}, {number(1)}; rcp.approx.ftz.f32 t, t;',
+      f'abs.f32 t, $1; fma.rn.f32 t, t, {number(_T)}, {number(1)};',
+      'rcp.approx.ftz.f32 t, t;',
       f'mov.f32 p, {highest};', *(f'fma.rn.f32 p, p, t, {x};' for x in others),
       f'mul.f32 p, p, t; mul.f32 p, p, $2; sub.f32 q, {number(1)}, p;',
       f'setp.gt.f32 above, $1, {number(0)}; selp.f32 $0, q, p, above; }}'])
@@ -48,8 +50,8 @@ def exp2(x: jax.Array, interpret: bool) -> jax.Array:
 def normal(x: jax.Array, interpret: bool) -> tuple[jax.Array, jax.Array]:
   """(bell: exp(-x^2 / 2), the normal distribution function of x), float32.
 
-  Pallas' Triton has no erf. The formula is within 1.5e-7 of it, a rounding of float32, and
-  shares its exponential with the derivative.
+  Pallas' Triton has no erf. The formula is within 1.5e-7 of it, a rounding of float32,
+  and shares its exponential with the derivative.
   """
   bell = exp2(x * x * _BELL, interpret)
   if not interpret:

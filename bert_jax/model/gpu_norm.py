@@ -3,8 +3,8 @@
 XLA needs some ten kernels for it, and passes arrays of the size of the activations
 between them in float32. Here each way reads its arrays once. The forward pass keeps the
 mean and the inverse deviation of each token; the backward pass draws the dropout again.
-A kernel takes longer for its instructions than for the memory, so it has few: a warp takes
-a vector, and hashes the places of a token once for several rows.
+A kernel takes longer for its instructions than for the memory, so it has few: a warp
+takes a vector, and hashes the places of a token once for several rows.
 """
 
 import functools
@@ -52,7 +52,7 @@ class _Inputs(NamedTuple):
 
 
 class _Tile(NamedTuple):
-  """What a program takes. The hash of a token's dropout is the same for all of its rows."""
+  """What a program takes: some rows of some tokens."""
 
   rows: int  # at a time
   turns: int  # groups of rows
@@ -81,9 +81,11 @@ class _Tile(NamedTuple):
     return [ref[*index, pl.ds(*part)].astype(jnp.float32) for part in self.columns]
 
   def repeat(self, ref) -> list[jax.Array]:
-    """The parts [rows, size] of one vector, in float32, without an exchange of threads."""
-    return [ref[start + jax.lax.broadcasted_iota(jnp.int32, (self.rows, size), 1)].astype(
-        jnp.float32) for start, size in self.columns]
+    """The parts [rows, size] of one vector in float32."""
+    # Every row reads it itself: an exchange between the threads would cost more.
+    columns = (start + jax.lax.broadcasted_iota(jnp.int32, (self.rows, size), 1)
+               for start, size in self.columns)
+    return [ref[at].astype(jnp.float32) for at in columns]
 
   def store(self, ref, parts: list[jax.Array], *index):
     """Stores the parts of the vectors ref[index]."""
@@ -96,20 +98,21 @@ class _Tile(NamedTuple):
     `keep` has the places that dropout keeps, a list of [rows, size] bool; empty without
     dropout.
     """
-    first_row = refs.first[0] + (pl.program_id(0) * self.turns * self.rows).astype(jnp.uint32)
+    first_row = pl.program_id(0) * self.turns * self.rows
     first_token = pl.program_id(1) * self.tokens
 
     def take_token(token, carry):
-      of_place = [dropout_bits.of_index(
-          ((first_token + token) * shape.width + start + jnp.arange(size))[None, :].astype(
-              jnp.uint32), refs.words[0])
-                  for start, size in self.columns] if shape.rate else []
+      # The hash of a place is the same in all rows.
+      first = (first_token + token) * shape.width
+      places = [(first + start + jnp.arange(size)).astype(jnp.uint32)[None, :]
+                for start, size in self.columns] if shape.rate else []
+      places = [dropout_bits.of_index(x, refs.words[0]) for x in places]
 
       def take_rows(turn, carry):
         rows = turn * self.rows
-        of_row = dropout_bits.of_index(
-            first_row + (rows + jnp.arange(self.rows)).astype(jnp.uint32), refs.words[1])
-        keep = [dropout_bits.keeps_activation(of_row[:, None], x, shape.rate) for x in of_place]
+        numbers = (first_row + rows + jnp.arange(self.rows)).astype(jnp.uint32)
+        of_row = dropout_bits.of_index(numbers + refs.first[0], refs.words[1])[:, None]
+        keep = [dropout_bits.keeps_activation(of_row, x, shape.rate) for x in places]
         return take((pl.ds(rows, self.rows), token), keep, carry)
 
       return jax.lax.fori_loop(0, self.turns, take_rows, carry)
@@ -123,8 +126,10 @@ def _total(parts: list[jax.Array]) -> jax.Array:
 
 
 def _drop(shape: _Shape, keep: list[jax.Array], parts: list[jax.Array]) -> list[jax.Array]:
+  if not keep:
+    return parts
   scale = np.float32(1 / (1 - shape.rate))
-  return [jnp.where(kept, x * scale, 0) for kept, x in zip(keep, parts)] if keep else parts
+  return [jnp.where(kept, x * scale, 0) for kept, x in zip(keep, parts)]
 
 
 def _sum(shape: _Shape, tile: _Tile, refs: _Inputs, index, keep) -> list[jax.Array]:
@@ -160,7 +165,7 @@ def _forward_kernel(shape, tile, refs, out, total, mean, deviation):
 
 def _backward_kernel(shape, tile, refs, mean, deviation, gradient, of_total, results):
   """The gradients of some vectors, and their shares of those of bias, scale and shift."""
-  names = [name for name in ('scale', 'shift', 'bias') if getattr(results, name) is not None]
+  names = [x for x in ('scale', 'shift', 'bias') if getattr(results, x) is not None]
 
   def take(index, keep, sums):
     inverse, center = deviation[index][:, None], mean[index][:, None]
@@ -178,7 +183,8 @@ def _backward_kernel(shape, tile, refs, mean, deviation, gradient, of_total, res
     if results.y is not None:
       tile.store(results.y, d_y, *index)
     shares = {'scale': [a * b for a, b in zip(g, x)], 'shift': g, 'bias': d_y}
-    return [[a + b for a, b in zip(total, shares[name])] for name, total in zip(names, sums)]
+    return [[a + b for a, b in zip(total, shares[name])]
+            for name, total in zip(names, sums)]
 
   # Sums over the rows of a program only at its end: they cross its warps.
   zeros = [[jnp.zeros((tile.rows, size), jnp.float32) for _, size in tile.columns]
@@ -188,7 +194,7 @@ def _backward_kernel(shape, tile, refs, mean, deviation, gradient, of_total, res
 
 
 def _specs(x: Any, tile: _Tile) -> pl.BlockSpec | None:
-  """A program's part of an array [B, L, ...], or the same whole vector for all programs."""
+  """A program's part of an array [B, L, ...], or a whole vector for all programs."""
   if x is None:
     return None
   if x.ndim == 1:
@@ -210,7 +216,8 @@ def _call(kernel, shape: _Shape, tile: _Tile, out_shape, out_specs, *arguments):
       name=kernel.__name__.strip('_').replace('kernel', 'norm'),
       # XLA cannot look into a kernel and counts it as free without an estimate.
       cost_estimate=pl.CostEstimate(flops=0, transcendentals=0, bytes_accessed=size),
-      compiler_params=pltriton.CompilerParams(num_warps=tile.warps, num_stages=1))(*arguments)
+      compiler_params=pltriton.CompilerParams(num_warps=tile.warps, num_stages=1),
+  )(*arguments)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -244,8 +251,8 @@ def _backward(shape, saved, gradients):
   shapes = _Inputs(*(x if x is None else shares if x.ndim == 1
                      else jax.ShapeDtypeStruct(x.shape, x.dtype) for x in wanted))
   specs = _Inputs(*(share if x is shares else _specs(x, tile) for x in shapes))
-  results, = _call(_backward_kernel, shape, tile, [shapes], [specs], inputs, mean, deviation,
-                   *gradients)
+  results, = _call(_backward_kernel, shape, tile, [shapes], [specs], inputs, mean,
+                   deviation, *gradients)
   if inputs.y is not None and not shape.rate:
     results = results._replace(y=results.x.astype(inputs.y.dtype))
   vectors = {name: getattr(results, name).sum((0, 1)).astype(getattr(inputs, name).dtype)

@@ -43,7 +43,8 @@ def by_kernel(qkv, bias, text_ids, rate, reach, angles=None, causal=None):
   """The kernels rotate, so they need no rotated query and key."""
   flat = qkv.reshape(*qkv.shape[:2], -1)
   heads = Heads(*jnp.unstack(qkv, axis=3), Biased(flat, bias.reshape(-1)), angles)
-  return gpu_attention.attend(heads, text_ids, Dropout(rate, None, lambda: KEY), reach, causal)
+  dropout = Dropout(rate, None, lambda: KEY)
+  return gpu_attention.attend(heads, text_ids, dropout, reach, causal)
 
 
 def kept(qkv, rate):
@@ -71,7 +72,8 @@ def plain(qkv, bias, text_ids, rate, reach, angles=None, causal=None):
 
 
 @functools.partial(jax.jit, static_argnums=(0, 4, 5))
-def out_and_gradients(function, qkv, bias, text_ids, rate, reach, angles=None, causal=None):
+def out_and_gradients(function, qkv, bias, text_ids, rate, reach, angles=None,
+                      causal=None):
   """The output of real tokens, and the gradients of a sum of it with many weights."""
 
   def total(qkv, bias):

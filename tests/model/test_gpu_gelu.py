@@ -1,4 +1,4 @@
-"""The Triton kernels of GELU, interpreted, against the plain path; their assembly by its text."""
+"""The Triton kernels of GELU, interpreted, against the plain path, and their assembly."""
 
 import re
 
@@ -41,7 +41,8 @@ def _run(text: str, *arguments: np.ndarray) -> np.ndarray:
   """Computes $0 of $1, $2: a reader of the few instructions that the kernels use."""
   values = {f'${i}': x for i, x in enumerate(arguments, 1)}
   operations = {
-      'abs.f32': np.abs, 'mov.f32': lambda x: x, 'mul.f32': np.multiply, 'sub.f32': np.subtract,
+      'abs.f32': np.abs, 'mov.f32': lambda x: x, 'mul.f32': np.multiply,
+      'sub.f32': np.subtract,
       'fma.rn.f32': lambda x, y, z: (x * y.astype(np.float64) + z).astype(np.float32),
       'rcp.approx.ftz.f32': np.reciprocal, 'setp.gt.f32': np.greater,
       'selp.f32': lambda x, y, chosen: np.where(chosen, x, y)}
@@ -77,8 +78,9 @@ def test_every_mesh_computes_the_same(shape):
     ({}, True), ({'activation': 'relu'}, False), ({'attention': 'xla'}, False),
     ({'intermediate_size': 300}, False)])
 def test_a_feed_forward_takes_the_kernel_where_it_can(fields, uses, monkeypatch):
-  config = BertConfig(**{'hidden_size': 32, 'num_heads': 4, 'intermediate_size': 256, **fields})
-  layer, x = layers.FeedForward(config), jnp.ones((2, 8, 32)).at[0].set(jnp.arange(32) / 32)
+  sizes = {'hidden_size': 32, 'num_heads': 4, 'intermediate_size': 256}
+  layer = layers.FeedForward(BertConfig(**{**sizes, **fields}))
+  x = jnp.ones((2, 8, 32)).at[0].set(jnp.arange(32) / 32)
   params = layer.init(jax.random.key(0), x)
   expected, calls = layer.apply(params, x).sum(), []
   gelu = gpu_gelu.gelu
