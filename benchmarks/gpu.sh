@@ -72,8 +72,7 @@ measure() { # PART
         "--text=$TEXT" --short=100000 --long=0 --rounds=2 --batch={128,512,2048} ;;
     launches) python -m benchmarks.gpu_launches "--output=$out/launches.json" \
       "--rows=${ROWS:-0}" ;;
-    parity) python -m benchmarks.gpu_parity "--layers=${LAYERS:-2}" \
-      "--heads=${LAYERS:-12}" "--output=$out/parity.json" ;;
+    parity) python -m benchmarks.gpu_parity --layers=2 "--heads=${LAYERS:-12}" "--output=$out/parity.json" ;;
     resume) python -m benchmarks.gpu_resume "--records=$records" "--workdir=$out/runs" \
       "--output=$out/resume.json" ;;
     *)

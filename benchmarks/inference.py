@@ -6,10 +6,10 @@ MODEL is a folder of sentence-transformers. Five processes embed the same texts 
 and the medians count: bert_jax in float32 and in bfloat16, sentence-transformers in
 PyTorch, and onnxruntime with the files of `convert --to=onnx --quantize=int8`. On a GPU
 there are three, in bfloat16: bert_jax, sentence-transformers, and a loop over
-transformers. The peers
-sort the texts by length, pad batches, and use the fastest of the given batch sizes. The short
-texts are sentences of mixed length, the long ones as many sentences as fill the model's longest
-input. Needs torch, sentence-transformers, onnx and onnxruntime.
+transformers. The peers sort the texts by length, pad batches, and use the fastest of the
+given batch sizes. The short texts are sentences of mixed length, the long ones as many
+sentences as fill the model's longest input. Needs torch, sentence-transformers, onnx and
+onnxruntime.
 """
 
 from collections.abc import Callable
@@ -40,7 +40,7 @@ _SIDE = flags.DEFINE_string('side', None, 'Internal: the side of this process.')
 _FOLDER = flags.DEFINE_string('folder', None, 'Internal: ONNX files, and vectors of each side.')
 
 _BFLOAT16 = {'bfloat16': 'bert_jax, bfloat16'}
-ON_CPU = {'bert_jax': 'bert_jax, float32', **_BFLOAT16, 'torch': 'sentence-transformers',
+_ON_CPU = {'bert_jax': 'bert_jax, float32', **_BFLOAT16, 'torch': 'sentence-transformers',
           'onnx': 'onnxruntime, float32', 'int8': 'onnxruntime, int8'}
 _ON_GPU = {**_BFLOAT16, 'torch_bfloat16': 'sentence-transformers, bfloat16',
            'transformers': 'transformers, bfloat16'}
@@ -194,15 +194,10 @@ def _measure(kind: str, folder: str):
   pathlib.Path(folder, _TEXTS).write_text(json.dumps(texts))
   arguments = [f'--model={_MODEL.value}', f'--text={_TEXT.value}', f'--folder={folder}',
                *(f'--batch={batch}' for batch in _BATCHES.value)]
-  titles, sides = ON_CPU if _on_cpu() else _ON_GPU, {}
-  for name in titles:
-    sides[name] = turns.Side([sys.executable, '-m', 'benchmarks.inference', *arguments,
-                              f'--side={name}'], len(texts))
-    if _on_cpu():  # they would share the cores
-      sides[name].ready()
-  if not _on_cpu():
-    for side in sides.values():
-      side.ready()
+  titles = _ON_CPU if _on_cpu() else _ON_GPU
+  # One after the other: they choose their batch sizes by time.
+  sides = {name: turns.Side([sys.executable, '-m', 'benchmarks.inference', *arguments,
+                             f'--side={name}'], len(texts)).ready() for name in titles}
   with turns.alone():
     for _ in range(_ROUNDS.value):
       for side in sides.values():

@@ -118,7 +118,10 @@ def _flax(rows: dict[str, np.ndarray]):
 
 
 def _keras(rows: dict[str, np.ndarray]):
-  """KerasHub's masked LM (it has no sentence pairs), at gathered positions."""
+  """KerasHub's masked LM (it has no sentence pairs), at gathered positions.
+
+  Keras reads the loss of each step.
+  """
   os.environ.update(KERAS_BACKEND='jax', TF_CPP_MIN_LOG_LEVEL='3')
   import keras
   import keras_hub

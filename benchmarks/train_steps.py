@@ -50,15 +50,15 @@ def make_job(run: dict[str, Any], pack: bool, mesh: Mesh) -> tuple[FrozenConfigD
   return c, pretrain.make_job(c, None, mesh, epath.Path(run['workdir']))
 
 
-def _plain(name: str) -> str:
-  """A name as GPU kernels have it: `loop_add_fusion_2` for `loop_add_fusion.2`."""
+def _kernel_name(name: str) -> str:
+  """The name of an operation's kernel: `loop_add_fusion_2` for `loop_add_fusion.2`."""
   return re.sub('[^A-Za-z0-9]+', '_', name)
 
 
 def modules(folder: pathlib.Path, program: str) -> list[str]:
   """The share of time of each module and operation in a trace, the longest first."""
   computations = hlo.Module(program).computations.values()
-  instructions = {_plain(x.name): x for y in computations for x in y.values()}
+  instructions = {_kernel_name(x.name): x for y in computations for x in y.values()}
   times, counts = collections.Counter(), collections.Counter()
   for path in folder.glob('**/*.xplane.pb'):
     for plane in jax.profiler.ProfileData.from_file(str(path)).planes:
@@ -66,7 +66,7 @@ def modules(folder: pathlib.Path, program: str) -> list[str]:
         for event in line.events:
           # Within a CUDA graph, the operation is the graph, and the kernel has the name.
           names = [value for key, value in event.stats if key == 'hlo_op'] + [event.name]
-          known = [instructions[x] for x in map(_plain, names) if x in instructions]
+          known = [instructions[x] for x in map(_kernel_name, names) if x in instructions]
           if known:
             place = traffic.place(known[0])
           elif plane.name.startswith('/device:GPU'):
@@ -94,20 +94,19 @@ def main(_):
                                      accumulation=1)
   batches = [mesh_lib.put_batch(job.data.rows(i), mesh) for i in range(turns.BATCHES)]
   program = update.lower(state, batches[0]).compile()
-  freed_memory = host.FreedMemory()
+  freed_memory, is_accelerator = host.FreedMemory(), jax.default_backend() != 'cpu'
 
   def step(i: int) -> jax.Array:
     nonlocal state
     state, metrics = program(state, batches[i % len(batches)])
-    if not host.has_accelerator():
+    if not is_accelerator:
       jax.block_until_ready(metrics)
       freed_memory.after_step()
     total, count = metrics['mlm_loss']
     return total / count
 
   versions = ', '.join(f'{name} {importlib.metadata.version(name)}' for name in ('jax', 'flax'))
-  turns.serve(step, versions, warm=2 if host.has_accelerator() else 0,
-              runs_ahead=host.has_accelerator())
+  turns.serve(step, versions, warm=2 if is_accelerator else 0, runs_ahead=is_accelerator)
   if _PROFILE.value:
     with tempfile.TemporaryDirectory() as folder:
       with jax.profiler.trace(folder):

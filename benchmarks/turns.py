@@ -65,9 +65,9 @@ def _peak_memory() -> int:
 
 def serve(step: Callable[[int], Any], versions: str, warm: int = 0,
           runs_ahead: bool = False):
-  """Makes the first step, then the two numbers of steps on each line of standard input.
+  """Makes the first step, then the steps that each line of standard input asks for.
 
-  The steps of the first number have no time.
+  A line has two numbers: steps that are not timed, then steps that are.
 
   Args:
     step: makes a step with a number, and returns its loss, which `float` reads.

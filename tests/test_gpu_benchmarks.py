@@ -6,7 +6,6 @@ import subprocess
 import sys
 import time
 
-import numpy as np
 import pytest
 
 from benchmarks import turns
@@ -98,4 +97,4 @@ turns.serve(lambda i: Loss(), '1.0', runs_ahead=True)
     side.run(4)
   finally:
     side.close()
-  np.testing.assert_allclose(side.seconds, [0.02, 0.05], rtol=0.2)
+  assert 0.02 <= side.seconds[0] < 0.05 <= side.seconds[1] < 0.1

@@ -224,4 +224,4 @@ def check(config: ConfigDict):
   kernel = attention_kernels.ALL.get(config.model.attention)
   require(kernel is None or kernel.has_causal or not config.masking.causal_rows,
           f'model.attention={config.model.attention} does not compute causal rows '
-          f'(masking.causal_rows={config.masking.causal_rows}): use xla or auto')
+          f'(masking.causal_rows={config.masking.causal_rows}): use auto, xla or triton')

@@ -25,7 +25,7 @@ def mix(x: jax.Array) -> jax.Array:
   return x ^ (x >> np.uint32(16))
 
 
-def of_index(index: jax.Array, word: jax.Array) -> jax.Array:
+def hash_index(index: jax.Array, word: jax.Array) -> jax.Array:
   """Hashes uint32 indices with one word of a key."""
   return mix(index ^ word)
 
@@ -33,7 +33,7 @@ def of_index(index: jax.Array, word: jax.Array) -> jax.Array:
 def words(key: tuple[jax.Array, jax.Array], outer: jax.Array,
           inner: jax.Array) -> jax.Array:
   """Computes a uint32 word for each position (outer, inner); the two arrays broadcast."""
-  return mix(of_index(inner, key[0]) + of_index(outer, key[1]))
+  return mix(hash_index(inner, key[0]) + hash_index(outer, key[1]))
 
 
 def keeps_weight(key: tuple[jax.Array, jax.Array], row: jax.Array, head: jax.Array,
@@ -68,8 +68,8 @@ def keeps_activation(of_row: jax.Array, of_place: jax.Array, rate: float) -> jax
   """True for the activations that `nn.Dropout` keeps with a key of `key_of`, in kernels.
 
   Args:
-    of_row: `of_index` of the rows, counted over all devices, with the key's second word.
-    of_place: `of_index` of the places in a row, over its other axes, with the first word.
+    of_row: `hash_index` of the rows, counted over all devices, with the key's second word.
+    of_place: `hash_index` of the places in a row, over its other axes, with the first word.
       A kernel computes it once for all rows.
     rate: share of dropped activations.
   """

@@ -184,7 +184,7 @@ def _scores(shape: Shape, program: _Program, query, key, queries: _Tokens,
 
 def _drop(shape: Shape, program: _Program, queries: _Tokens, keys: _Tokens,
           *weights: jax.Array) -> tuple[jax.Array, ...]:
-  """Drops the same places of each [queries, keys] array, and scales none."""
+  """Drops the same places of each [queries, keys] array, without a scale."""
   if not shape.rate:
     return weights
   keep = dropout_bits.keeps_weight(program.words, program.row, program.head,
@@ -228,7 +228,7 @@ def _weights(shape: Shape, program: _Program, q, k, queries: _Tokens, keys: _Tok
              d_weights) -> tuple[jax.Array, jax.Array, jax.Array]:
   """(weights, weights after dropout, `d_weights` of the kept ones), [queries, keys].
 
-  The weights have the scale of dropout: they sum to 1 / (1 - rate) before it.
+  The weights are already divided by 1 - rate.
   """
   scores = _scores(shape, program, q, k, queries, keys)
   # Past the end of the row the weights are zero, so that sums over tokens are right.

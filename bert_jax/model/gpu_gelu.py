@@ -67,7 +67,7 @@ def _backward_kernel(tile, x, bias, gradient, d_x, share):
 def _call(kernel, interpret: bool, results, x, bias, *arguments):
   """Runs a kernel on [N, F]; `results` has [N, F], and [programs, F] for the shares."""
   count, width = x.shape
-  tile = _tile(count, interpret)
+  tile = _tile(count, width, interpret)
   block = pl.BlockSpec((tile.rows * tile.turns, _COLUMNS), lambda i, j: (i, j))
   vector, share = (pl.BlockSpec((_COLUMNS,), lambda i, j: (j,)),
                    pl.BlockSpec((None, _COLUMNS), lambda i, j: (i, j)))
@@ -85,9 +85,11 @@ def _call(kernel, interpret: bool, results, x, bias, *arguments):
   )(x, bias, *arguments)
 
 
-def _tile(count: int, interpret: bool) -> _Tile:
+def _tile(count: int, width: int, interpret: bool) -> _Tile:
   rows = math.gcd(count, _WARPS)
-  return _Tile(rows, math.gcd(count // rows, _TURNS), interpret)
+  groups = count // rows
+  turns = gpu_math.turns(groups * width // _COLUMNS, _TURNS)
+  return _Tile(rows, math.gcd(groups, turns), interpret)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -103,7 +105,7 @@ def _forward(interpret, x, bias):
 
 def _backward(interpret, saved, gradient):
   x, bias = saved
-  tile = _tile(len(x), interpret)
+  tile = _tile(*x.shape, interpret)
   programs = len(x) // (tile.rows * tile.turns)
   like = jax.ShapeDtypeStruct(x.shape, x.dtype)
   shares = jax.ShapeDtypeStruct((programs, x.shape[1]), jnp.float32)

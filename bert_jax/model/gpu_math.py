@@ -1,4 +1,4 @@
-"""Functions of numbers in Triton kernels, in NVIDIA's assembly.
+"""Functions that the Triton kernels share; those of numbers are in NVIDIA's assembly.
 
 Triton fuses no product with a sum, and guards exponentials and divisions against very
 small numbers that do not occur here. That takes a third more instructions, and the kernels
@@ -40,6 +40,14 @@ def _ptx() -> str:
       f'mov.f32 p, {highest};', *(f'fma.rn.f32 p, p, t, {x};' for x in others),
       f'mul.f32 p, p, t; mul.f32 p, p, $2; sub.f32 q, {number(1)}, p;',
       f'setp.gt.f32 above, $1, {number(0)}; selp.f32 $0, q, p, above; }}'])
+
+
+def turns(groups: int, most: int) -> int:
+  """Groups of vectors that a program takes: a power of two, at most `most`.
+
+  A GPU is busy with a thousand programs: with fewer groups, programs take fewer.
+  """
+  return 1 << max(0, min(most, groups // 1024).bit_length() - 1)
 
 
 def exp2(x: jax.Array, interpret: bool) -> jax.Array:

@@ -17,7 +17,7 @@ from jax.experimental.pallas import triton as pltriton
 import jax.numpy as jnp
 import numpy as np
 
-from bert_jax.model import dropout_bits
+from bert_jax.model import dropout_bits, gpu_math
 from bert_jax.parallel import sharding
 
 _MOST = 8192  # the widest vector: a program holds it in registers
@@ -25,7 +25,6 @@ _WIDTH = 768  # the most values of a vector that one warp holds, 24 in each thre
 _PART = 256  # of them that it loads at a time, 8 in each thread
 _WARPS = 4  # of a program whose vectors fit into one warp each
 _TURNS = 8  # times that a program takes some rows of a token
-_PROGRAMS = 1024  # fewer turns rather than fewer programs
 _TOKENS = ('batch', 'seq', 'embed_act')
 
 
@@ -66,8 +65,7 @@ class _Tile(NamedTuple):
     # A warp sums a vector without the others, unless its threads lack the registers.
     warps = pl.next_power_of_2(pl.cdiv(width, _WIDTH))
     rows = math.gcd(batch, max(1, _WARPS // warps))
-    most = max(1, min(_TURNS, batch * length // rows // _PROGRAMS))
-    most = 1 << (most.bit_length() - 1)
+    most = gpu_math.turns(batch * length // rows, _TURNS)
     turns = math.gcd(batch // rows, most)
     columns, start, size = [], 0, _PART * warps
     while start < width:  # powers of two, because Triton has no other sizes
@@ -106,12 +104,12 @@ class _Tile(NamedTuple):
       first = (first_token + token) * shape.width
       places = [(first + start + jnp.arange(size)).astype(jnp.uint32)[None, :]
                 for start, size in self.columns] if shape.rate else []
-      places = [dropout_bits.of_index(x, refs.words[0]) for x in places]
+      places = [dropout_bits.hash_index(x, refs.words[0]) for x in places]
 
       def take_rows(turn, carry):
         rows = turn * self.rows
         numbers = (first_row + rows + jnp.arange(self.rows)).astype(jnp.uint32)
-        of_row = dropout_bits.of_index(numbers + refs.first[0], refs.words[1])[:, None]
+        of_row = dropout_bits.hash_index(numbers + refs.first[0], refs.words[1])[:, None]
         keep = [dropout_bits.keeps_activation(of_row, x, shape.rate) for x in places]
         return take((pl.ds(rows, self.rows), token), keep, carry)
 
