@@ -71,7 +71,7 @@ def serve(step: Callable[[int], Any], versions: str, warm: int = 0,
 
   Args:
     step: makes a step with a number, and returns its loss, which `float` reads.
-    versions: those of the libraries.
+    versions: library names and versions.
     warm: more steps before the first turn: PyTorch compiles again for another shape.
     runs_ahead: whether only the last loss of a turn is read, as in a training loop on an
       accelerator. The turn then has one time: the mean of its steps.

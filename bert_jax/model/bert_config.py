@@ -50,8 +50,8 @@ class BertConfig:
   # auto once it knows its devices.
   dtype: str = 'float32'
   # xla, or a kernel: fused or splash (TPU), triton or cudnn (GPU). splash and cudnn need
-  # attention_dropout=0. auto = the best for the device and the row length. With xla, norms
-  # and GELU use no kernel either.
+  # attention_dropout=0. auto = the best for the device and the row length. With xla,
+  # norms and GELU use no kernel either.
   attention: str = 'auto'
   # The backward pass recomputes nothing (none), all but the matmuls (dots) or all (full).
   remat: str = 'none'

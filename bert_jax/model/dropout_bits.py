@@ -68,9 +68,10 @@ def keeps_activation(of_row: jax.Array, of_place: jax.Array, rate: float) -> jax
   """True for the activations that `nn.Dropout` keeps with a key of `key_of`, in kernels.
 
   Args:
-    of_row: `hash_index` of the rows, counted over all devices, with the key's second word.
-    of_place: `hash_index` of the places in a row, over its other axes, with the first word.
-      A kernel computes it once for all rows.
+    of_row: `hash_index` of the rows, counted over all devices, with the key's second
+      word.
+    of_place: `hash_index` of the places in a row, over its other axes, with the first
+      word. A kernel computes it once for all rows.
     rate: share of dropped activations.
   """
   # `jax.random.bernoulli` compares the upper 23 bits as a fraction with a float32.

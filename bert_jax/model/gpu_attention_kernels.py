@@ -62,7 +62,7 @@ class Inputs(NamedTuple):
 
 
 class _Program(NamedTuple):
-  """What a program reads once. Dropout depends on the key, the row and the head."""
+  """Values that a program reads once: the key of dropout, its row and its head."""
 
   words: tuple[jax.Array, jax.Array]
   row: jax.Array

@@ -23,7 +23,7 @@ _AXES = ('batch', 'mlp')
 
 
 class _Tile(NamedTuple):
-  """What a program takes of vectors [N, F]."""
+  """The part of the vectors [N, F] that a program computes."""
 
   rows: int  # at a time
   turns: int

@@ -1,4 +1,4 @@
-"""Functions that the Triton kernels share; those of numbers are in NVIDIA's assembly.
+"""Functions that the Triton kernels share; the arithmetic is in NVIDIA's assembly.
 
 Triton fuses no product with a sum, and guards exponentials and divisions against very
 small numbers that do not occur here. That takes a third more instructions, and the kernels

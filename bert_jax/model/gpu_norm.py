@@ -51,7 +51,7 @@ class _Inputs(NamedTuple):
 
 
 class _Tile(NamedTuple):
-  """What a program takes: some rows of some tokens."""
+  """The part that a program computes: some rows of some tokens."""
 
   rows: int  # at a time
   turns: int  # groups of rows
@@ -123,7 +123,8 @@ def _total(parts: list[jax.Array]) -> jax.Array:
   return sum(x.sum(-1) for x in parts)[:, None]
 
 
-def _drop(shape: _Shape, keep: list[jax.Array], parts: list[jax.Array]) -> list[jax.Array]:
+def _drop(shape: _Shape, keep: list[jax.Array],
+          parts: list[jax.Array]) -> list[jax.Array]:
   if not keep:
     return parts
   scale = np.float32(1 / (1 - shape.rate))
@@ -162,7 +163,7 @@ def _forward_kernel(shape, tile, refs, out, total, mean, deviation):
 
 
 def _backward_kernel(shape, tile, refs, mean, deviation, gradient, of_total, results):
-  """The gradients of some vectors, and their shares of those of bias, scale and shift."""
+  """Computes the gradients of some vectors, and partial gradients of the parameters."""
   names = [x for x in ('scale', 'shift', 'bias') if getattr(results, x) is not None]
 
   def take(index, keep, sums):

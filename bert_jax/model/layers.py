@@ -142,8 +142,8 @@ def _norm_by_kernel(module: nn.Module, x: jax.Array, y: Biased | None = None,
   scale = module.param('scale', ones, size)
   shift = module.param('bias', ones, size) if module.config.has_biases else None
   drops = dropout is not None and not dropout.deterministic and dropout.rate > 0
-  return gpu_norm.norm(x, *(y or (None, None)), scale, shift, epsilon=module.config.layer_norm_eps,
-                       rate=dropout.rate if drops else 0.0,
+  return gpu_norm.norm(x, *(y or (None, None)), scale, shift,
+                       epsilon=module.config.layer_norm_eps, rate=dropout.rate if drops else 0.0,
                        random=dropout.make_rng('dropout') if drops else None,
                        keeps_sum=returns_sum)
 
