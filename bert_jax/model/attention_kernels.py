@@ -126,10 +126,11 @@ def _triton(*arguments: Any, **options: Any) -> jax.Array:
 
 # The best first: `auto` takes the first one that a model can use.
 ALL = {'fused': Kernel(_fused_obstacle, _fused, ('tpu',), drops=True, slow_on=('cpu',)),
-       'splash': Kernel(_splash_obstacle, splash, ('tpu',), slow_on=('cpu',), shortest=512),
+       'splash': Kernel(_splash_obstacle, splash, ('tpu',), slow_on=('cpu',),
+                        shortest=512),
        'cudnn': Kernel(_cudnn_obstacle, cudnn, platforms.GPU, shortest=512),
-       'triton': Kernel(_triton_obstacle, _triton, platforms.GPU, drops=True, has_windows=True,
-                        has_causal=True, slow_on=('cpu',))}
+       'triton': Kernel(_triton_obstacle, _triton, platforms.GPU, drops=True,
+                        has_windows=True, has_causal=True, slow_on=('cpu',))}
 CHOICES = ('auto', 'xla', *ALL)  # of `model.attention`
 # Rows with a visibility that few or no kernels compute.
 CAUSAL = 'causal rows (masking.causal_rows)'
