@@ -51,6 +51,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
     'rows of 32, 64 and 128': {'phases': ((4, 32, 4 * _ROWS), (4, 64, 2 * _ROWS),
                                           (2, 128, _ROWS))},
     'half the rows': {'phases': ((8, 64, _ROWS), (2, 128, _ROWS // 2))},
+    'twice the rows': {'phases': ((8, 64, 4 * _ROWS), (2, 128, 2 * _ROWS))},
+    'twice the rows after a quarter': {'phases': (
+        (10, 64, 2 * _ROWS), (22, 64, 4 * _ROWS), (8, 128, 2 * _ROWS))},
     'batches that grow': {'phases': ((3, 64, _ROWS), (5, 64, 2 * _ROWS), (2, 128, _ROWS))},
     # Block
     'no convolutions': {'model.conv_reach': 0},
@@ -59,6 +62,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
     '2 heads': {'model.num_heads': 2},
     '4 layers of 320': {'model.hidden_size': 320, 'model.num_heads': 5,
                         'model.intermediate_size': 480},
+    '7 layers of 192': {'model.num_layers': 7, 'model.scan_unroll': 7,
+                        'model.hidden_size': 192, 'model.num_heads': 3,
+                        'model.intermediate_size': 288},
     'wider feed-forward': {'model.intermediate_size': 768},
     'local windows of 32': {'model.local_window': 32},
     'ReGLU': {'model.activation': 'relu'},

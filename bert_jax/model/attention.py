@@ -271,9 +271,10 @@ class SelfAttention(nn.Module):
     drop = nn.Dropout(c.attention_dropout, deterministic=deterministic)
     dropout = Dropout(0.0 if deterministic else c.attention_dropout, drop,
                       functools.partial(self.make_rng, 'dropout'))
-    # Each part has its own reshape: XLA then adds their gradients in the shape of `qkv`.
-    qkv, split = in_parts(projected.sum()), (*x.shape[:2], c.num_heads, 3, c.head_size)
-    query, key, value = (qkv.reshape(split)[:, :, :, i] for i in range(3))  # [B, L, H, K]
+    # The gradient of a split is one concatenation; slices would add three padded arrays.
+    qkv = in_parts(projected.sum()).reshape(*x.shape[:2], c.num_heads, 3, c.head_size)
+    parts = jnp.split(qkv, 3, axis=3)
+    query, key, value = (part.squeeze(3) for part in parts)  # [B, L, H, K]
     projected = projected._replace(product=in_parts(projected.product))
     if angles is not None:
       query, key = rotate(query, angles), rotate(key, angles)
