@@ -30,9 +30,9 @@ class LateInputs:
     query_length: the most tokens of a query, unless it is expanded to a fixed length; None
       = as many as the model reads.
     document_length: the same of a document.
-    skipped: entries of the vocabulary that do not count.
-    skipped_in: the roles in which they do not count.
-    only: ids of the only tokens of documents that count; () = all tokens.
+    skipped: entries of the vocabulary that MaxSim leaves out.
+    skipped_in: the roles in which it leaves them out.
+    only: MaxSim uses only the document tokens with these ids; () = all tokens.
   """
 
   expansion: str = 'none'

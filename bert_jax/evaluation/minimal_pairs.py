@@ -94,8 +94,8 @@ def pseudo_log_likelihoods(bert: Bert, texts: Sequence[str],
   Args:
     bert: a model with a masked-LM head.
     texts: the texts.
-    contexts: the characters at the start of each text that do not count. A token that
-      begins among them and ends later counts.
+    contexts: how many characters at the start of each text are not scored. A token that
+      begins among them and ends after them is scored.
 
   Returns:
     [texts] float64, in nats.

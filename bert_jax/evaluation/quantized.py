@@ -37,8 +37,8 @@ class Texts:
     Args:
       model: the source of the ONNX folder, from `folder.exported`.
       name: its name, for messages.
-      data: for a classifier, a file of examples, whose accuracy counts; for other models,
-        JSON lines with a 'text'. '' = a few hundred strings, whose outputs count.
+      data: for a classifier, a file of examples, to compare accuracy; for other models,
+        JSON lines with a 'text'. '' = the strings of HOSTILE, to compare outputs.
       fields: fields of the config group `data`, which say how to read `data`.
 
     Raises:

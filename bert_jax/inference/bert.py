@@ -166,7 +166,7 @@ class Bert(LoadedModel):
 
   def _token_vectors(self, texts: Sequence[Text], layers: tuple[int, ...],
                      max_len: int | None, normalize: bool | None) -> list[np.ndarray]:
-    """Returns the hidden states of each text, without special tokens."""
+    """Returns the [n, D * layers] hidden states of each text, without special tokens."""
     rows, _ = self._rows(texts, 'head', max_len)
     special = {self.tokenizer.cls_id, self.tokenizer.sep_id}
     is_text = [np.array([i not in special for i in row.ids]) for row in rows]
@@ -331,7 +331,7 @@ class Bert(LoadedModel):
 
 def load(directory: str, step: int | None = None, allow_older: bool = False,
          dtype: str | None = None) -> Bert:
-  """Loads a model: see `bert_jax.interop.load`, and for `dtype` `bert_jax.from_pretrained`."""
+  """Loads a model: see `interop.load.load`, and `bert_jax.from_pretrained` for `dtype`."""
   if dtype is not None:
     require_choice('dtype', dtype, DTYPES)
   model = load_lib.load(directory, step, allow_older)

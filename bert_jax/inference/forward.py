@@ -66,7 +66,7 @@ def vectors(config: BertConfig, params: Any, tokens: Tokens, starts: jax.Array,
 @functools.partial(jax.jit, static_argnames=('config',))
 def mlm_logits(config: BertConfig, params: Any, tokens: Tokens,
                positions: jax.Array) -> jax.Array:
-  """Returns the logits of the tokens at some positions: [R, P, V]."""
+  """Returns the MLM logits at some positions: [R, P, padded V]."""
   return _apply(BertForPreTraining(config), params, tokens, positions,
                 method=lambda m, b, p: m.mlm_logits(m.bert.encode(b), p))
 

@@ -151,7 +151,7 @@ def partial(path: epath.Path, job: dict[str, Any] | None = None,
     binary: opens the file for bytes.
 
   Yields:
-    (the opened file, the answers before).
+    (the opened file, the counts of the answers that it already has).
   """
   whole = storage.through_link(path)
   growing, job_file = (

@@ -17,7 +17,7 @@ from bert_jax.tasks import reranking
 
 def _vectors(bert: Bert, texts: Sequence[str], path: epath.Path,
              prompts: Sequence[str], **options) -> dict[str, np.ndarray]:
-  """Returns the vector of each text."""
+  """Returns {text: its vector, [D] float32}; stores the vectors at `path`."""
   texts = list(dict.fromkeys(texts))
   stored_vectors.write(bert, texts, len(texts), json_lines.digest(texts), path, prompts,
                        **options)
@@ -26,7 +26,7 @@ def _vectors(bert: Bert, texts: Sequence[str], path: epath.Path,
 
 def _positives(pairs: Sequence[tuple[str, str]],
                texts: beir.Texts) -> dict[str, set[int]]:
-  """Finds the corpus numbers of the positives of each query, with or without title."""
+  """Returns the corpus indices of each query's positives, matched with or without title."""
   places: dict[str, list[int]] = {positive: [] for _, positive in pairs}
   for i, (_, *with_and_without_title) in enumerate(texts.read()):
     for text in set(with_and_without_title) & places.keys():

@@ -1,7 +1,7 @@
 """Packs texts of mixed length into batches of a few fixed shapes.
 
 Short texts share a row, isolated by their text ids, as in training. There is little
-padding, and one compilation serves all batches.
+padding, and a few compilations serve all batches.
 """
 
 from collections.abc import Iterator, Sequence

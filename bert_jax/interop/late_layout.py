@@ -63,7 +63,7 @@ class LateLayout(text_layout.TextLayout):
                            role, min(longest, self.max_len or longest))
 
   def finished(self, outputs: np.ndarray) -> np.ndarray:
-    """Returns the vectors of tokens: the model computes them to the end."""
+    """Returns the vectors unchanged: no step is left for the host."""
     return outputs
 
   def files(self, width: int) -> dict[str, bytes]:

@@ -119,7 +119,7 @@ def dot_product_attention(
     drop: dropout of the attention weights [B, H, L, L].
 
   Returns:
-    ([B, L, H, K] in the dtype of `query`, the weights before `drop`).
+    ([B, L, H, K] in the dtype of `query`, the weights [B, H, L, L] before `drop`).
   """
   query = query / jnp.sqrt(query.shape[-1]).astype(query.dtype)
   # With heads before tokens, XLA:CPU calls its matmul library: up to twice as fast.
@@ -288,7 +288,7 @@ class SelfAttention(nn.Module):
 
   def _project(self, name: str, x: jax.Array, size: int, stddev: float,
                axes: tuple[str, str]) -> Biased:
-    """A dense layer: [B, L, ...] -> [B, L, size]."""
+    """A dense layer: [B, L, in] -> [B, L, size]."""
     init = truncated_normal(stddev, *axes)
     kernel = self.param(f'{name}_kernel', init, (x.shape[-1], size))
     # XLA:CPU multiplies matrices faster than three-dimensional arrays.

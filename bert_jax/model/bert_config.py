@@ -55,8 +55,8 @@ class BertConfig:
   attention: str = 'auto'
   # The backward pass recomputes nothing (none), all but the matmuls (dots) or all (full).
   remat: str = 'none'
-  # Layers in each step of the scan; num_layers = no loop at all. 0 = auto: no loop in a
-  # run of more than five minutes on a GPU. A run replaces it once it knows its devices.
+  # Layers in each step of the scan; num_layers = no loop. A run replaces 0: no loop if it
+  # takes over five minutes on a GPU, 12 in fine-tuning on a CPU or TPU, otherwise 1.
   scan_unroll: int = 0
 
   # Constants of an architecture. They are not fields, because its name implies them. A

@@ -144,7 +144,7 @@ class Encoder(nn.Module):
   @nn.compact
   def _run(self, tokens: Tokens, attend: Attend,
            deterministic: bool) -> tuple[jax.Array, States | None]:
-    """Returns (last hidden states, all states if `attend` keeps the weights)."""
+    """Returns (last hidden states [B, L, D], all states if `attend` keeps the weights)."""
     x = self.embeddings(tokens.ids, tokens.type_ids, tokens.positions,
                         deterministic=deterministic)  # [B, L, E]
     if self.config.projects:

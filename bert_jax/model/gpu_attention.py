@@ -143,7 +143,7 @@ def _backward(shape, saved, gradient):
       _launch(shape, is_forward=False), kernels.whole_backward_kernel, [sums], (), 5)
   blocks = pl.cdiv(length, launch.blocks[0])
   if not _is_whole(shape):
-    # The mean of a query's weight gradients, which is the same as over its weights.
+    # [B, H, L], equal to sum(weights * d_weights) of each query, without the weights.
     means = jnp.einsum('blhk,blhk->bhl', out.astype(jnp.float32),
                        gradient.astype(jnp.float32))
     kernel, by_head, programs, products = (
@@ -189,7 +189,7 @@ def attend(heads: Heads, text_ids: jax.Array, dropout: Dropout, reach: int | Non
     text_ids: [B, L] int32, 0 on padding. A token attends to tokens with the same id.
     dropout: of the weights.
     reach: visible tokens on either side; None = the whole text.
-    causal: [B] bool, rows whose tokens see only earlier tokens; None = no row.
+    causal: [B] bool, rows whose tokens see only themselves and earlier ones; None = none.
 
   Returns:
     [B, L, H, K] in the dtype of the query.

@@ -38,7 +38,7 @@ class Shape(NamedTuple):
     return min(most, max(LEAST, pl.next_power_of_2(self.length)))
 
   def visited(self, start: jax.Array, size: int, block: int) -> tuple:
-    """The blocks of keys that the queries in [start, start + size) see, and reversely."""
+    """The range of key blocks that queries in [start, start + size) see, or vice versa."""
     count = pl.cdiv(self.length, block)
     if self.reach is None:
       return 0, count
@@ -162,7 +162,7 @@ def _add(x: list[jax.Array], y: list[jax.Array]) -> list[jax.Array]:
 
 
 def _program(refs: Inputs) -> _Program:
-  """Read outside of the loops, which cannot read program ids in tests."""
+  """Reads the values outside the loops, which cannot read program ids in tests."""
   row, head = pl.program_id(0), pl.program_id(1)
   return _Program((refs.words[0], refs.words[1]), refs.rows[row], refs.heads[head],
                   None if refs.causal is None else refs.causal[row] > 0)

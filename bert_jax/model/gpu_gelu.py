@@ -1,7 +1,7 @@
 """gelu(x + bias) in one Triton kernel each way, for NVIDIA GPUs.
 
-XLA needs twice as many instructions for each value: on an H200 the feed-forward of
-BERT-base waits for them and not for the memory.
+XLA needs twice as many instructions for each value: on an H200, instructions limit the
+feed-forward of BERT-base, not memory.
 """
 
 import functools
@@ -18,7 +18,7 @@ from bert_jax.parallel import sharding
 
 _WARPS = 4
 _COLUMNS = 256  # values of a vector that a warp takes, 8 in each thread
-_TURNS = 32  # times that a program takes _WARPS vectors
+_TURNS = 32  # most groups of _WARPS vectors that one program takes
 _AXES = ('batch', 'mlp')
 
 

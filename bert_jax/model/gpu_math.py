@@ -1,8 +1,8 @@
 """Functions that the Triton kernels share; the arithmetic is in NVIDIA's assembly.
 
-Triton fuses no product with a sum, and guards exponentials and divisions against very
-small numbers that do not occur here. That takes a third more instructions, and the kernels
-wait for their instructions as long as for the memory. Pallas' interpreter runs no
+Triton emits no fused multiply-adds, and guards exponentials and divisions against very
+small numbers that do not occur here. That takes a third more instructions, and instructions
+limit these kernels as much as memory bandwidth does. Pallas' interpreter runs no
 assembly: with `interpret` the functions compute the same without it.
 """
 
@@ -28,7 +28,7 @@ def _assemble(text: str, *arguments: jax.Array) -> jax.Array:
 
 
 def _ptx() -> str:
-  """The distribution function of $1; $2 is its `bell`."""
+  """PTX for the normal distribution function of $1, given exp(-$1^2 / 2) in $2."""
   def number(value):
     return f'0f{struct.unpack(">I", struct.pack(">f", value))[0]:08X}'
 
@@ -43,9 +43,9 @@ def _ptx() -> str:
 
 
 def turns(groups: int, most: int) -> int:
-  """Groups of vectors that a program takes: a power of two, at most `most`.
+  """Returns the groups of vectors that a program takes: a power of two, at most `most`.
 
-  A GPU is busy with a thousand programs: with fewer groups, programs take fewer.
+  A program takes several only if at least 1,024 programs remain to keep the GPU busy.
   """
   return 1 << max(0, min(most, groups // 1024).bit_length() - 1)
 

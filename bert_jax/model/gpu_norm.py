@@ -3,8 +3,8 @@
 XLA needs some ten kernels for it, and passes arrays of the size of the activations
 between them in float32. Here each way reads its arrays once. The forward pass keeps the
 mean and the inverse deviation of each token; the backward pass draws the dropout again.
-A kernel takes longer for its instructions than for the memory, so it has few: a warp
-takes a vector, and hashes the places of a token once for several rows.
+Instructions, not memory, limit the kernels, so they use few: a warp takes a vector, and
+hashes the places of a token once for several rows.
 """
 
 import functools
@@ -24,7 +24,7 @@ _MOST = 8192  # the widest vector: a program holds it in registers
 _WIDTH = 768  # the most values of a vector that one warp holds, 24 in each thread
 _PART = 256  # of them that it loads at a time, 8 in each thread
 _WARPS = 4  # of a program whose vectors fit into one warp each
-_TURNS = 8  # times that a program takes some rows of a token
+_TURNS = 8  # most groups of vectors that one program takes
 _TOKENS = ('batch', 'seq', 'embed_act')
 
 
@@ -143,7 +143,7 @@ def _sum(shape: _Shape, tile: _Tile, refs: _Inputs, index, keep) -> list[jax.Arr
 
 
 def _forward_kernel(shape, tile, refs, out, total, mean, deviation):
-  """Normalizes some vectors."""
+  """Normalizes some vectors; `deviation` gets the inverse standard deviations."""
   def take(index, keep, carry):
     x = _sum(shape, tile, refs, index, keep)
     if total is not None:
@@ -284,7 +284,7 @@ def norm(x: jax.Array, y: jax.Array | None, bias: jax.Array | None, scale: jax.A
     shift: [D]; None = zeros.
     epsilon: added to the variance.
     rate: share of dropped values.
-    random: the key of the dropout, which drops what `nn.Dropout` drops with it; None if
+    random: the dropout key, with which `nn.Dropout` would drop the same values; None if
       the rate is 0.
     keeps_sum: also return x + dropout(y + bias).
 

@@ -2,8 +2,8 @@
 
 Each token of a causal row sees only itself and earlier tokens of its text, nothing is
 replaced, and the state before a drawn position predicts the token at it. Causal and
-masked rows share all parameters and make equally many predictions. A mixture of both, or causal
-rows first, learns faster than masked rows alone: GPT-BERT (Charpentier and Samuel 2024,
+masked rows share all parameters and make equally many predictions. A model learns faster
+from both than from masked rows alone: GPT-BERT (Charpentier and Samuel 2024,
 arXiv:2410.24159) mixes them, Gisserot-Boukhlef et al. (2025, arXiv:2507.00994) begin with
 causal steps. Evaluations never have causal rows.
 """
@@ -23,7 +23,7 @@ def are_causal(number: np.ndarray, share: float) -> np.ndarray:
 
 
 def share_at(share: float, steps: float, step: int, train_steps: int) -> float:
-  """The share of causal rows at a step: `share` in the first part `steps` of the run."""
+  """The share of causal rows at a step: `share` up to the fraction `steps` of the run."""
   return share if step < math.ceil(steps * train_steps) else 0.0
 
 

@@ -61,7 +61,7 @@ class Estimate(NamedTuple):
 
 
 def _extrapolated(large: programs.Figures, small: programs.Figures, ratio: float) -> float:
-  """FLOPs of a model that has `ratio` times the difference more layers than `small`."""
+  """Extrapolates FLOPs to N layers: `ratio` = (N - N_small) / (N_large - N_small)."""
   return small.flops + ratio * (large.flops - small.flops)
 
 
@@ -130,9 +130,9 @@ def estimate(
 def _guide(chip: chip_figures.Chip, flops: float, memory: float) -> float:
   """A guess of the seconds of a step on a GPU.
 
-  Products wait for the arithmetic units and everything else for the memory. The shares of
-  the peak rates and the factor are from an H200: without a scan, BERT-base and BERT-large
-  took what this says to within 4%, or 10% more with kernels for rows of 512.
+  Compute limits the products, and memory limits everything else. The shares of the peak
+  rates and the factor are from an H200: without a scan, BERT-base and BERT-large took
+  within 4% of this guess, or 10% more than it with kernels for rows of 512.
 
   Args:
     chip: the GPU.

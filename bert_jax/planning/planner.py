@@ -1,4 +1,4 @@
-"""Plans a run for TPU slices that need not exist here, or for the local devices."""
+"""Plans a run for TPU slices or GPUs that need not exist here, or for the local devices."""
 
 from collections.abc import Iterator, Mapping, Sequence
 import json
@@ -118,7 +118,7 @@ def plan(config: ConfigDict, topologies: Sequence[str], *, price: float = 0.0,
 
   Args:
     config: the config of the run.
-    topologies: names of TPU slices, or 'local'.
+    topologies: names of TPU slices or GPUs, such as v5e:4x4 or h100:8, or 'local'.
     price: price of a chip-hour, in any currency; 0 = show no costs.
     search: also find the largest batches.
     explain: show which operations move the most memory.
@@ -126,7 +126,7 @@ def plan(config: ConfigDict, topologies: Sequence[str], *, price: float = 0.0,
     given: the fields of the command line, with their values in the config file.
 
   Raises:
-    UserError: an unknown slice, or one that the config does not fit.
+    UserError: an unknown topology, or one that the config does not fit.
   """
   require(topologies, 'give --topology=local, or a slice such as v5e:4x4')
   require(not search or config.task == 'pretrain',

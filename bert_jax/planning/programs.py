@@ -85,7 +85,7 @@ class Figures(NamedTuple):
   A loop body counts once, except in the FLOPs for a GPU, which come from the text.
   """
 
-  memory: dict[str, int] | None = None  # bytes by kind; None = it does not fit
+  memory: dict[str, int] | None = None  # bytes by kind; None = rejected by the compiler
   missing: float = 0.0  # bytes by which it does not fit
   seconds: float = 0.0  # compile time
   flops: float = 0.0

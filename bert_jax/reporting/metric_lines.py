@@ -20,7 +20,7 @@ class Line:
   step: int = 0  # the last of the steps
   metrics: list[Metrics] = dataclasses.field(default_factory=list)  # of each step
   digests: list[int] = dataclasses.field(default_factory=list)  # of each batch, if logged
-  timed_steps: int = 0  # their number; they are the last ones of the line
+  timed_steps: int = 0  # how many of the last steps are timed
   waited: float = 0.0  # seconds in which the device waited for rows
   began: futures.Future[float] | None = None
   ended: futures.Future[float] | None = None
@@ -98,7 +98,7 @@ class MetricLines:
       self._line.digests.append(digest)
 
   def is_idle(self) -> bool:
-    """True if the device has finished all steps, and before the first step."""
+    """True if the device has no step left to run; also True before the first step."""
     return all(x.is_ready() for x in jax.tree.leaves(self._newest))
 
   def _time_now(self) -> futures.Future[float]:

@@ -97,7 +97,7 @@ class Reporter:
       self._write_line()
 
   def evaluation(self, step: int, scores: dict[str, float | None]):
-    """Reports held-out scores; an evaluation counts once metrics.jsonl has them."""
+    """Reports held-out scores; an evaluation is done once metrics.jsonl has them."""
     self._log.evaluation(step, scores, self._health.evaluation(step, scores))
 
   def _write_line(self):

@@ -1,8 +1,8 @@
-"""Late interaction: a vector for each token, and queries that meet documents token by token.
+"""Late interaction: one vector per token; queries match documents token by token.
 
 ColBERT (Khattab and Zaharia 2020, https://arxiv.org/abs/2004.12832). The score of a
-document is MaxSim: each token of the query takes its largest product with a token of the
-document, and the sum counts. Training contrasts the documents of a batch, or follows the
+document is MaxSim: the sum, over the tokens of the query, of the largest product with a
+token of the document. Training contrasts the documents of a batch, or follows the
 scores of a cross-encoder (ColBERTv2, https://arxiv.org/abs/2112.01488).
 """
 
@@ -82,7 +82,7 @@ class LateInteraction(sentence_embedding.SentenceEmbedding):
 
   def _tokens(self, vectors: jax.Array, batch: packed_examples.Batch, members: jax.Array,
               length: int) -> tuple[jax.Array, jax.Array]:
-    """Gathers the tokens of some inputs: ([n, length, D'], [n, length] bool: they count)."""
+    """Gathers tokens of inputs: vectors [n, length, D'], counts [n, length] bool."""
     row, slot = jnp.divmod(jnp.maximum(members, 0), batch.starts.shape[1])
     row, slot = row[:, None], slot[:, None]
     at = batch.starts[row, slot] + jnp.arange(length)
@@ -148,7 +148,7 @@ def unset_fields(data: ConfigDict, earlier: Mapping[str, Any], texts: LateInputs
 
   Args:
     data: the config group.
-    earlier: the group of an earlier run of the workdir, which counts; {} = none.
+    earlier: the group of an earlier run of the workdir, which wins; {} = none.
     texts: how the model makes its inputs; None = another kind of model.
     prompts: its prompts by role.
     width: the width of its vectors; 0 = it has none.

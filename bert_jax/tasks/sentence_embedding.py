@@ -45,7 +45,7 @@ class Example(NamedTuple):
   """A line: a text, its partner and its negatives, or two held-out texts and a score."""
 
   texts: tuple[str, ...]
-  score: float | tuple[float, ...] | None  # a tuple: a teacher's, of all texts but the first
+  score: float | tuple[float, ...] | None  # a tuple = a teacher's scores of texts[1:]
 
 
 def contrast_scores(scores: jax.Array,

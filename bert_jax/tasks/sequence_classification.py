@@ -78,7 +78,7 @@ class SequenceClassification(finetuning.FineTuning):
     return apply(vectors, method='classify')
 
   def metrics(self, logits: jax.Array, batch: packed_examples.Batch) -> losses.Metrics:
-    """Returns the 'loss' of `problem`, as in transformers; for one label, 'accuracy'."""
+    """Returns transformers' 'loss' of logits [E, labels]; for single_label, 'accuracy'."""
     is_real = (batch.members[:, 0] >= 0).astype(jnp.float32)
     if self.problem == 'regression':
       return {'loss': losses.weighted(jnp.square(logits[:, 0] - batch.targets), is_real)}

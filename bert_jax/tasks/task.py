@@ -41,7 +41,7 @@ class TaskData(Protocol):
   """The host half of a task."""
 
   has_held_out: bool  # False = `evaluate` has nothing to evaluate
-  lower_is_better: Collection[str]  # the scores of `evaluate` whose best value is the lowest
+  lower_is_better: Collection[str]  # the scores of `evaluate` for which lower is better
 
   def rows(self, step: int) -> Any:
     """The rows of a batch that this process feeds: a tree of host arrays [rows, ...]."""

@@ -82,7 +82,7 @@ class TaskKind:
   starts_from: ClassVar[tuple[str, ...]] = ()  # heads that init_from must have
   # (config, number of labels) -> the model for predictions
   head: ClassVar[Callable[[bert_config.BertConfig, int], nn.Module]]
-  # The outputs of the head in other runtimes. Several names divide its last axis.
+  # Names of the head's outputs in other runtimes. Several names split its last axis.
   outputs: ClassVar[tuple[str, ...]] = ('logits',)
   scores_tokens: ClassVar[bool] = False  # the head scores each token, not each text
   scores_choices: ClassVar[bool] = False  # inputs are [B, choices, L]

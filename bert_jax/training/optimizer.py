@@ -131,7 +131,7 @@ def make_optimizer(config: OptimizerConfig, train_steps: int,
                    dtype: str = 'float32') -> optax.GradientTransformation:
   """Chains clipping, AdamW (Loshchilov and Hutter 2019) or a successor, and the schedule.
 
-  Muon and NorMuon multiply matrices in `dtype`, as the model does; everything else is float32.
+  Muon and NorMuon multiply matrices in `dtype`, as the model does; the rest is float32.
   """
   moments = dict(b1=config.b1, b2=config.b2, eps=config.eps)
   decay = optax.add_decayed_weights(config.weight_decay, mask=decays)
