@@ -250,6 +250,27 @@ def test_records_are_replaced_on_demand(folder, command):
       2, 'bert_jax: --overwrite has no effect here: --check writes nothing\n')
 
 
+def test_a_link_to_a_replaced_folder_stays(folder, command, tmp_path):
+  """Twice: the first replacement leaves nothing behind that would stop the second."""
+  (tmp_path / 'disk').mkdir()
+  (tmp_path / 'link').symlink_to('disk')
+  made = f'--output={tmp_path}/link'
+  for size in (150, 160, 170):
+    status, error = command('prepare', '--input=corpus.txt', '--workers=1', made,
+                            f'--vocab_size={size}', *['--overwrite'] * (size > 150))
+    assert status == 0, error
+    vocabulary = (tmp_path / 'disk/tokenizer/vocab.txt').read_text().splitlines()
+    assert len(vocabulary) == size
+  shutil.rmtree(tmp_path / 'disk')
+  conversion.convert(str(folder / 'model'), str(tmp_path / 'disk'), 'bert_jax')
+  for _ in range(2):
+    (tmp_path / 'disk/stale').write_text('of the one before')
+    conversion.convert(str(folder / 'model'), str(tmp_path / 'link'), 'bert_jax', overwrite=True)
+    assert not (tmp_path / 'disk/stale').exists()
+  assert os.readlink(tmp_path / 'link') == 'disk'
+  assert sorted(path.name for path in tmp_path.iterdir()) == ['disk', 'link']
+
+
 def test_an_output_in_a_bucket_out_of_reach_costs_a_line(command):
   arguments = COMMANDS['predict'][0]
   status, error = command('predict', *arguments, '--output=s3://bucket/out.jsonl')

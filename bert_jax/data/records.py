@@ -309,6 +309,8 @@ def is_finished(output: str) -> bool:
 def replacing(output: str) -> str:
   """The folder for the new records that will replace the finished records in `output`.
 
+  If `output` is a link, the folder is next to its target, on the same file system.
+
   Raises:
     UserError: `output` holds more than records, or is in a bucket.
   """
@@ -324,7 +326,7 @@ def replacing(output: str) -> str:
   require(not strangers,
           f'--output={output} holds {min(strangers, default="")}, which is not part of '
           'its records: nothing is replaced, use another --output')
-  return f'{output.rstrip("/")}.partial'
+  return f'{storage.through_link(folder)}.partial'
 
 
 def print_summary(output: str):

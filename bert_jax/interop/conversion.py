@@ -177,6 +177,7 @@ def _check_replaced(source: str, directory: epath.Path, overwrite: bool):
 
 def _write_whole(model: Pretrained, directory: epath.Path, to: str, opset: int | None):
   """Writes a folder that gets its name only when it is complete and verified."""
+  directory = storage.through_link(directory)  # a link stays a link
   partial = directory.parent / (directory.name + '.partial')
   # A call that was killed may have left this folder.
   with contextlib.suppress(FileNotFoundError):

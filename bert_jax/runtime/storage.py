@@ -95,7 +95,8 @@ def write_whole(path: epath.Path, text: str):
 
 
 def replace_folder(whole: epath.Path, folder: epath.Path):
-  """Replaces a local folder with the complete folder `whole`."""
+  """Replaces a local folder, or the target of a link, with the complete folder `whole`."""
+  folder = through_link(folder)
   before = folder.parent / f'{folder.name}.replaced'
   shutil.rmtree(before, ignore_errors=True)
   # Two renames, because one cannot replace a folder that has files. A kill in between
