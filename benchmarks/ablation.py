@@ -26,13 +26,11 @@ import pathlib
 import queue
 import re
 import statistics
-import subprocess
-import sys
 from typing import Any
 
 from absl import app, flags
 
-from benchmarks import variants
+from benchmarks import calls, variants
 from benchmarks.variants import Run
 
 _RECORDS = flags.DEFINE_string('records', None, 'A folder of bert_jax.prepare.', required=True)
@@ -51,29 +49,29 @@ def _make(run: Run, home: pathlib.Path) -> dict[str, Any]:
   """Trains and judges; returns the line of runs.jsonl."""
   name = re.sub('[^a-z0-9]+', '_', run.variant.lower())
   folder = home / f'{name}-{run.tokens}-{run.seed}'
-  _call('main', '--config=configs/speedrun.py', f'--workdir={folder}',
-        *(f'--config.{field}' for field in _FIELDS.value),
-        *(f'--config.{field}={value}'
-          for field, value in variants.overrides(run, _RECORDS.value).items()))
-  judged = {}
-  for suite, data in (('masked_lm', _JUDGE.value), ('minimal_pairs', _PAIRS.value)):
-    judged[suite] = pathlib.Path(f'{folder}.{suite}.json')
-    if not judged[suite].exists():  # a killed run may have written it
-      _call('evaluate', f'--model={folder}', f'--suite={suite}', f'--data={data}',
-            f'--output={judged[suite]}')
+  calls.call('bert_jax.main', '--config=configs/speedrun.py', f'--workdir={folder}',
+             *(f'--config.{field}' for field in _FIELDS.value),
+             *(f'--config.{field}={value}'
+               for field, value in variants.overrides(run, _RECORDS.value).items()),
+             quiet=True)
+  judged = {suite: calls.evaluate(pathlib.Path(f'{folder}.{suite}.json'), suite, data,
+                                  f'--model={folder}', quiet=True)
+            for suite, data in (('masked_lm', _JUDGE.value), ('minimal_pairs', _PAIRS.value))}
   lines = [json.loads(line) for line in (folder / 'metrics.jsonl').read_text().splitlines()]
   speeds = [line['tokens_per_second'] for line in lines if line.get('tokens_per_second')]
   return dataclasses.asdict(run) | {
-      'speed': statistics.median(speeds),
-      **{suite: json.loads(path.read_text()) for suite, path in judged.items()}}
+      'speed': statistics.median(speeds), 'fields': _FIELDS.value, **judged}
 
 
-def _call(module: str, *arguments: str):
-  command = [sys.executable, '-m', f'bert_jax.{module}', *arguments]
-  print('$', *command[1:], flush=True)
-  done = subprocess.run(command, capture_output=True, text=True)
-  if done.returncode:
-    sys.exit(f'{" ".join(command)} ended with {done.returncode}:\n{done.stderr[-2000:]}')
+def _check(lines: list[dict[str, Any]]):
+  """Raises UsageError if the runs so far had other flags: one table compares all runs."""
+  for line in lines:
+    for name, given, before in (('judge', _JUDGE.value, line['masked_lm']['data']),
+                                ('pairs', _PAIRS.value, line['minimal_pairs']['data']),
+                                ('fields', _FIELDS.value, line.get('fields', []))):
+      if before != given:
+        raise app.UsageError(f'--workdir has runs with --{name}={before}, not {given}: give '
+                             'another --workdir')
 
 
 def _run_all(runs: list[Run], home: pathlib.Path):
@@ -112,6 +110,7 @@ def main(_):
   results.touch()
   names = list(dict.fromkeys([variants.RECIPE, *(_VARIANTS.value or variants.VARIANTS)]))
   lines = [json.loads(line) for line in results.read_text().splitlines()]
+  _check(lines)
   made = {(line['variant'], line['tokens'], line['seed']) for line in lines}
   _run_all([run for name in names for seed in range(_SEEDS.value)
             if dataclasses.astuple(run := Run(name, round(_TOKENS.value), seed)) not in made],

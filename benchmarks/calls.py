@@ -1,12 +1,32 @@
 """Calls of commands of bert_jax by benchmarks."""
 
+import json
+import pathlib
 import subprocess
 import sys
+from typing import Any
 
 
-def call(module: str, *arguments: str):
-  """Runs `python -m module`, and ends the benchmark if it fails."""
+def call(module: str, *arguments: str, quiet: bool = False):
+  """Runs `python -m module`, and ends the benchmark if it fails.
+
+  With `quiet`, the command prints nothing but its error: others run beside it.
+  """
   print('$ python -m', module, *arguments, flush=True)
-  status = subprocess.run([sys.executable, '-m', module, *arguments]).returncode
-  if status:  # it has printed the reason
-    sys.exit(status)
+  done = subprocess.run([sys.executable, '-m', module, *arguments], capture_output=quiet,
+                        text=True)
+  if done.returncode:
+    sys.exit(f'{module} ended with {done.returncode}:\n{done.stderr[-2000:]}' if quiet
+             else done.returncode)
+
+
+def evaluate(output: pathlib.Path, suite: str, data: str, *arguments: str,
+             quiet: bool = False) -> dict[str, Any]:
+  """The report of an evaluation, which an earlier call of the benchmark may have made."""
+  if not output.exists():
+    call('bert_jax.evaluate', f'--suite={suite}', f'--data={data}', f'--output={output}',
+         *arguments, quiet=quiet)
+  report = json.loads(output.read_text())
+  if report['data'] != data:
+    sys.exit(f'{output} has the scores of {report["data"]}, not of {data}: use another folder')
+  return report

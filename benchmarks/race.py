@@ -19,7 +19,7 @@ import shlex
 
 from absl import app, flags
 
-from benchmarks.calls import call
+from benchmarks.calls import call, evaluate
 
 _TEXT = flags.DEFINE_string('text', None, 'Glob of text files.', required=True)
 _WORDS = flags.DEFINE_integer('words', 10_000_000, 'Words of the text that are read.')
@@ -76,31 +76,25 @@ def _models(side: str, home: pathlib.Path) -> dict[float, list[str]]:
           for step in sorted(step_of)}
 
 
-def _evaluate(name: str, suite: str, data: str, home: pathlib.Path, *arguments: str) -> dict:
-  output = home / 'scores' / f'{name}-{suite}.json'
-  if not output.exists():
-    call('bert_jax.evaluate', f'--suite={suite}', f'--data={data}', f'--output={output}',
-          *arguments)
-  return json.loads(output.read_text())
-
-
 def _scores(side: str, home: pathlib.Path) -> tuple[dict, dict[str, str]]:
   """Returns ({panel: {minutes: value}}, the cells of the table)."""
+  scores = home / 'scores'
   lines = {_LOSS: {}} | ({_CORRECT: {}} if _PAIRS.value else {})
   for minutes, model in _models(side, home).items():
-    name = f'{side}-{minutes:.1f}'
-    report = _evaluate(name, 'masked_lm', _HELD_OUT.value, home, *model)
+    name = f'{side}-{minutes:.4f}'  # a short run has several models in a tenth of a minute
+    report = evaluate(scores / f'{name}-masked_lm.json', 'masked_lm', _HELD_OUT.value, *model)
     lines[_LOSS][minutes] = report['loss']
     if _PAIRS.value:
-      all_pairs = _evaluate(name, 'minimal_pairs', _PAIRS.value, home, *model)['rows'][-1]
+      all_pairs = evaluate(scores / f'{name}-minimal_pairs.json', 'minimal_pairs',
+                           _PAIRS.value, *model)['rows'][-1]
       lines[_CORRECT][minutes] = 100 * all_pairs['accuracy']
   cells = {'held-out loss': f'{report["loss"]:.3f}'}
   if _PAIRS.value:
     error = 100 * all_pairs['standard error']
     cells['minimal pairs'] = f'{lines[_CORRECT][minutes]:.1f} ± {error:.1f}'
   if _GLUE.value:
-    rows = _evaluate(side, 'glue', _GLUE.value, home, *model, '--twin',
-                     *shlex.split(_GLUE_FLAGS.value))['rows']
+    rows = evaluate(scores / f'{side}-glue.json', 'glue', _GLUE.value, *model, '--twin',
+                    *shlex.split(_GLUE_FLAGS.value))['rows']
     for row in rows:
       cells[row['task']] = f'{100 * row["model"]:.1f} ({100 * row["twin"]:.1f})'
   return lines, cells

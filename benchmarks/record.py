@@ -30,7 +30,7 @@ from typing import Any
 
 from absl import app, flags
 
-from benchmarks.calls import call
+from benchmarks.calls import call, evaluate
 
 _RECORDS = flags.DEFINE_string('records', None, 'A folder of bert_jax.prepare.', required=True)
 _HELD_OUT = flags.DEFINE_string('held_out', None, 'Glob of other text files.', required=True)
@@ -86,13 +86,9 @@ def main(_):
         f'--config.data.source={_RECORDS.value}', f'--config.seed={_SEED.value}',
         f'--config.train_steps={_STEPS.value}', f'--config.train_minutes={_MINUTES.value}',
         *(f'--config.{field}' for field in _FIELDS.value))
-  scores = {}
-  for suite, data in (('masked_lm', _HELD_OUT.value), ('minimal_pairs', _PAIRS.value)):
-    output = home / f'{suite}.json'
-    if not output.exists():
-      call('bert_jax.evaluate', f'--model={run}', f'--suite={suite}', f'--data={data}',
-            f'--output={output}')
-    scores[suite] = json.loads(output.read_text())
+  scores = {suite: evaluate(home / f'{suite}.json', suite, data, f'--model={run}')
+            for suite, data in (('masked_lm', _HELD_OUT.value),
+                                ('minimal_pairs', _PAIRS.value))}
   from benchmarks import parts
   from bert_jax.interop import load
 

@@ -1,11 +1,14 @@
 """The ladder of the speedrun: its pairs, its runs, its rule and its table."""
 
 import collections
+import json
 import runpy
+import subprocess
+import sys
 
 import pytest
 
-from benchmarks import grammar, variants
+from benchmarks import calls, grammar, variants
 from bert_jax import config as config_lib
 
 
@@ -47,3 +50,32 @@ def test_the_rule_compares_seed_by_seed(losses, change, verdict):
   row, = (line for line in variants.table(lines).splitlines() if 'AdamW' in line)
   cells = [cell.strip() for cell in row.strip('|').split('|')]
   assert cells[0] == '4M' and cells[2] == str(len(losses)) and cells[4:6] == [change, verdict]
+
+
+def _scored(data):
+  return {'data': data, 'rows': [{'unit': 'byte', 'nat': 1.0}], 'accuracy': 0.5}
+
+
+def test_one_table_has_one_judge(tmp_path):
+  """Runs that another judge, other pairs or other fields scored are not compared."""
+  line = _line(variants.RECIPE, 0, 1.0, 1_000_000) | {
+      'masked_lm': _scored('judge/*.txt'), 'minimal_pairs': _scored('pairs.jsonl')}
+  (tmp_path / 'runs.jsonl').write_text(json.dumps(line) + '\n')
+
+  def table(judge='judge/*.txt', fields=()):
+    return subprocess.run(
+        [sys.executable, '-m', 'benchmarks.ablation', '--records=records', f'--judge={judge}',
+         '--pairs=pairs.jsonl', f'--workdir={tmp_path}', '--variants=recipe', *fields],
+        capture_output=True, text=True)
+
+  assert '| 1M | recipe | 1 | 1.0000 |' in table().stdout
+  for refused, flag in ((table('other.txt'), 'judge=judge/*.txt, not other.txt'),
+                        (table(fields=['--fields=model.dtype=float32']), 'fields=[], not')):
+    assert refused.returncode and f'--workdir has runs with --{flag}' in refused.stderr
+
+
+def test_scores_of_other_data_are_not_used_again(tmp_path):
+  (tmp_path / 'a.json').write_text(json.dumps(_scored('old.txt')))
+  assert calls.evaluate(tmp_path / 'a.json', 'masked_lm', 'old.txt')['accuracy'] == 0.5
+  with pytest.raises(SystemExit, match='has the scores of old.txt, not of new.txt: use another'):
+    calls.evaluate(tmp_path / 'a.json', 'masked_lm', 'new.txt')
