@@ -21,7 +21,7 @@ import zlib
 
 from etils import epath
 
-from bert_jax.data import builtin
+from bert_jax.data import builtin, languages
 from bert_jax.errors import Failed, UserError, require, require_choice
 from bert_jax.runtime import storage
 
@@ -38,33 +38,6 @@ _SENTENCE = re.compile(r'.{1,16384}(?:\s|$)|.{1,16384}', re.DOTALL)
 _WORD = re.compile(r'\S+')
 _WIKITEXT_HEADING = re.compile(rb' ?= (?!=)[^\n]*[^=\n] = ?\n?')
 _WIKITEXT_SUBHEADING = re.compile(r'^ ?= = .* = = ?$')
-# ISO 639-1, and the three-letter codes for which sentencex has a rule (Wikimedia's
-# fallbacks). sentencex has no public list. It silently treats an unknown code, such as
-# 'german', as English.
-_LANGUAGES = (
-    'aa ab ae af ak am an ar as av ay az ba be bg bh bi bm bn bo br bs ca ce ch co cr '
-    'cs cu cv cy da de dv dz ee el en eo es et eu fa ff fi fj fo fr fy ga gd gl gn gu '
-    'gv ha he hi ho hr ht hu hy hz ia id ie ig ii ik io is it iu ja jv ka kg ki kj kk '
-    'kl km kn ko kr ks ku kv kw ky la lb lg li ln lo lt lu lv mg mh mi mk ml mn mr ms '
-    'mt my na nb nd ne ng nl nn no nr nv ny oc oj om or os pa pi pl ps pt qu rm rn ro '
-    'ru rw sa sc sd se sg sh si sk sl sm sn so sq sr ss st su sv sw ta te tg th ti tk '
-    'tl tn to tr ts tt tw ty ug uk ur uz ve vi vo wa wo xh yi yo za zh zu aae abs ace '
-    'acm ady aeb aln als alt ami anp apc arn arq ary arz ast atj avk awa azb ban bar '
-    'bat bbc bcc bci bdr bew bgn bjn blk bpy bqi btm bug bxr cbk crh csb dsb dtp dty '
-    'dua egl eml ext fit fiu fon frc frp frr fur gag gan gcf gcr gld glk gom gor gsw '
-    'guc hak hif hke hrx hsb hsn hyw iba ike inh jut kaa kab kbd kbp kea kge khw kiu '
-    'kjh kjp koi krc krl ksh ksw kum lad lbe lez lij liv ljp lki lld lmo lrc ltg lua '
-    'luz lzh lzz mad mag mai map mdf mhr min mnc mnw mrj mui mwl myv mzn nah nap nds '
-    'nia nrm nyo olo pcd pdc pdt pfl pms pnt pwn qug rgn rmy roa rsk rue rup ruq rut '
-    'sah scn sdc sdh ses sgs shi shy sjd skr sli sma smn srn sro stq sty szl szy tay '
-    'tcy tet trv ttj tyv udm vec vep vls vmf vmw vot vro wls wuu xal xmf yue')
-
-
-def check_language(name: str, language: str):
-  """Raises UserError unless `language` is a known code, such as zh or zh-cn."""
-  require(language.partition('-')[0] in _LANGUAGES.split(),
-          f'{name}={language!r} is not a language code: give an ISO 639 code, such as '
-          'en, de, zh')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,15 +57,14 @@ class Settings:
   words: int = 0  # only the first N words of the source; 0 = all
 
   def __post_init__(self):
-    check_language('data.language', self.language)
+    languages.check('data.language', self.language)
 
   def sentences(self, document: str) -> list[str]:
-    """Splits a document by sentencex (Wikimedia's rules for 200 languages).
+    """Splits a document by the rules of its language.
 
     WikiText separates its tokens by spaces, so a sentence ends at ` . `. The marks around
     its hyphens and commas inside words and numbers are removed.
     """
-    import sentencex  # training on token records does not need it
     is_wikitext = self.format == 'wikitext'
     if is_wikitext:
       for mark in '-,.':
@@ -105,9 +77,7 @@ class Settings:
     elif is_wikitext:
       sentences = (s for line in lines for s in re.split(r'(?<= [.!?]) ', line.strip()))
     else:
-      language = self.language.partition('-')[0]  # sentencex splits fr-ca as English
-      sentences = (s for line in lines if line
-                   for s in sentencex.segment(language, line))
+      sentences = languages.sentences(lines, self.language)
     pieces = (piece for s in sentences for piece in _SENTENCE.findall(s))
     return [s for s in map(str.strip, pieces) if s]
 

@@ -122,6 +122,17 @@ def test_sentences_in_english_and_chinese():
       '今天天气很好。', '我们去公园吧！']
 
 
+@pytest.mark.parametrize('space', ['\xa0', '\u202f', '\u2009', '\u3000', '\u2028', '\x85'])
+def test_an_initial_and_a_space_of_several_bytes_before_a_period(space):
+  """sentencex panics there; the text keeps its white space, and other texts their sentences."""
+  for language in ('en', 'zh'):
+    for expected in (['It was I_.', 'Next one.'], ['No.', 'It was I _.', 'By j/J_.', 'Next one.']):
+      expected = [sentence.replace('_', space) for sentence in expected]
+      assert _sentences(' '.join(expected), language=language) == expected
+  assert _sentences(f'The end{space}. Next{space}! One.') == [
+      f'The end{space}.', f'Next{space}!', 'One.']
+
+
 @pytest.mark.parametrize('name, content, message', [
     ('a.txt', b'', 'empty'),
     ('a.txt', b'fine\nbad \xff byte\n', 'line 2: invalid UTF-8'),

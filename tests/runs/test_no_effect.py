@@ -11,7 +11,7 @@ import pytest
 
 from bert_jax import config as config_lib
 from bert_jax.commands import config_flag
-from bert_jax.data import corpus
+from bert_jax.data import languages
 from bert_jax.errors import UserError
 from bert_jax.model.bert_config import BertConfig
 from tests import conftest, tiny
@@ -284,10 +284,10 @@ def test_numbers_are_finite(name, value):
 
 def test_languages():
   for code in ('en', 'zh', 'zh-tw', 'de', 'sv', 'gsw'):
-    corpus.check_language('data.language', code)
+    languages.check('data.language', code)
   for code in ('', 'german', 'xx', 'EN', 'en_US'):
     with pytest.raises(UserError, match='is not a language code'):
-      corpus.check_language('data.language', code)
+      languages.check('data.language', code)
 
 
 def test_a_task_of_another_config():
