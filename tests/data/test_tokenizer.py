@@ -8,6 +8,7 @@ import pytest
 import tokenizers
 import transformers
 
+from bert_jax.data import corpus
 from bert_jax.data.tokenizers import base as tokenizer_base
 from bert_jax.data.tokenizers import library, older, training
 from bert_jax.data.tokenizers import reader as tokenizer_reader
@@ -98,6 +99,14 @@ def test_train_save_load(kind, size, tmp_path):
   ids = t.encode_with_masks('The [MASK] runs.')
   assert ids.count(t.mask_id) == 1 and t.tokens([t.mask_id])[0] in ('[MASK]', '<mask>')
   assert t.mask_id not in t.encode_batch(['The [MASK] runs.'])[0]
+
+
+def test_sentencepiece_is_trained_on_the_longest_sentences_of_a_corpus():
+  document = f'{"字" * 1_398}\n{"猫" * 1_397}\n{"😀" * 16_384}'  # 4,194, 4,191 and 65,536 bytes
+  sentences = [*corpus.Settings('', language='zh').sentences(document), *TEXTS]
+  assert list(map(len, sentences[:3])) == [1_398, 1_397, 16_384]
+  vocab = ''.join(training.train('sentencepiece', lambda: sentences, 80, True).vocab)
+  assert {'字', '猫', '😀'} < set(vocab)
 
 
 @pytest.mark.parametrize('name', ['spiece.model', 'spm.model'])
