@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+import sentencepiece
 
 from bert_jax.data import encode, preparation
 from tests import conftest
@@ -35,6 +36,22 @@ def test_sentencepiece(tmp_path, corpus_file):
   position = np.arange(corpus.train.num_tokens)
   pieces = corpus.tokenizer.tokens(corpus.train.tokens(position))
   assert corpus.train.word_starts(position).tolist() == [p.startswith('\u2581') for p in pieces]
+
+
+@pytest.mark.parametrize('special', [['[CLS]', '[SEP]', '[MASK]'], []])
+def test_each_token_is_a_word_where_no_piece_has_a_space(tmp_path, special):
+  documents = [['今日は学校に行く。', f'先生が猫を{i}匹見る。'] for i in range(12)]
+  with (tmp_path / 'ja.model').open('wb') as file:
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=(s for d in documents for s in d), model_writer=file, vocab_size=45,
+        add_dummy_prefix=False, hard_vocab_limit=False, minloglevel=2, pad_id=0, unk_id=1,
+        bos_id=-1, eos_id=-1, control_symbols=special)
+  source = conftest.write_corpus(tmp_path / 'ja.txt', documents)
+  corpus = _open(tmp_path / 'w', source, vocab=str(tmp_path / 'ja.model'), heldout=0.0,
+                 language='ja')
+  assert not any('\u2581' in piece for piece in corpus.tokenizer.vocab)
+  assert corpus.train.num_sentences == 24 and corpus.train.num_tokens > 72
+  assert corpus.train.word_starts(np.arange(corpus.train.num_tokens)).all()
 
 
 def test_chinese_words_are_marked(tmp_path):

@@ -171,8 +171,10 @@ class SentencePiece(base.Tokenizer):
                  for begin, (start, end) in zip(begins, spans)]
 
   def word_starts(self) -> np.ndarray:
-    return np.array([i >= self._size or entry.startswith(base.SPACE)
-                     for i, entry in enumerate(self.vocab)])
+    starts = np.array([entry.startswith(base.SPACE) for entry in self.vocab])
+    starts[self._size:] = True
+    # Without a space in its pieces, as in Japanese, each token is a word.
+    return starts if starts[:self._size].any() else np.ones_like(starts)
 
   def serialized(self) -> bytes:
     return self._model + json.dumps(['albert', *self._cleaning]).encode()
