@@ -54,20 +54,18 @@ def _flag(field: re.Match) -> str:
   return f'--{name}' if name in flags.FLAGS else field[0]
 
 
-def _check_effects(vocabulary: str):
-  """Raises UserError for a given flag that has no effect with the other flags.
-
-  Args:
-    vocabulary: the kind of the given vocabulary; '' = one is trained.
-  """
+def _check_effects():
+  """Raises UserError for a given flag that has no effect with the other flags."""
   from bert_jax.data import corpus
+  from bert_jax.data.tokenizers import reader
+  vocabulary = _VOCAB.value and reader.load(_VOCAB.value, _LOWERCASE.value)
   is_text = not corpus.has_columns(_INPUT.value, _FORMAT.value)
   is_zh = _LANGUAGE.value.startswith('zh')
   has_own_format = _INPUT.value == 'builtin' or (
       _INPUT.value.startswith('tfds:') and _FORMAT.value != 'wikitext')
   for name, obstacle, why in (
-      ('tokenizer', vocabulary, f'--vocab={_VOCAB.value}: no vocabulary is trained'),
-      ('lowercase', vocabulary not in ('', 'wordpiece'),
+      ('tokenizer', _VOCAB.value, f'--vocab={_VOCAB.value}: no vocabulary is trained'),
+      ('lowercase', vocabulary and not vocabulary.follows(_LOWERCASE.value),
        f'--vocab={_VOCAB.value} already decides about capitals'),
       ('output', _CHECK.value, '--check writes nothing'),
       ('overwrite', _CHECK.value, '--check writes nothing'),
@@ -88,7 +86,6 @@ def _check_effects(vocabulary: str):
 def _run():
   # Tokenizers and NumPy import slowly: --help and mistakes in flags do not wait for them.
   from bert_jax.data import corpus_check, preparation, records
-  from bert_jax.data.tokenizers import reader
   from bert_jax.runtime import storage
   overwrite = not _CHECK.value and overwrite_flag.get('--output', _OUTPUT.value)
   vocab_size = 30_522 if _VOCAB_SIZE.value is None else _VOCAB_SIZE.value
@@ -104,8 +101,7 @@ def _run():
       lowercase=_LOWERCASE.value,
       heldout=_HELDOUT.value,
       words=_WORDS.value)
-  _check_effects(
-      reader.load(_VOCAB.value, _LOWERCASE.value).kind if _VOCAB.value else '')
+  _check_effects()
   if _CHECK.value:
     corpus_check.print_report(settings)
     return

@@ -35,6 +35,9 @@ def _vocabularies(folder: pathlib.Path):
   (folder / 'vocab.txt').write_text('\n'.join(entries) + '\n')
   (folder / 'no_mask.txt').write_text('\n'.join(x for x in entries if x != '[MASK]') + '\n')
   (folder / 'cased.txt').write_text('\n'.join([*entries[:5], *(x.upper() for x in entries[5:])]))
+  (folder / 'capitals').mkdir()
+  shutil.copy(folder / 'vocab.txt', folder / 'capitals')
+  (folder / 'capitals/tokenizer_config.json').write_text('{"do_lower_case": false}')
   (folder / 'broken.model').write_bytes(b'no model')
 
 

@@ -96,6 +96,7 @@ RULES = (
      'mesh.data=4 mesh.model=2'),
     # ---- fields without effect ------------------------------------------------------------------
     (r'--config\.(\S+) has no effect here: .* leave it out$', r'~\1'),
+    (r'--config\.(data.lowercase) has no effect here: .* determines the case itself', r'~\1'),
     (r'--config\.(\S+) has no effect here: it is for (masking.unit=\w+), but', r'\2', r'~\1'),
     (r'(masking\.\S+)=70 is more than the (32) tokens of a row: give fewer, or 0 for', r'\1=\2',
      r'\1=0'),
@@ -189,6 +190,7 @@ RULES = (
     (r'--vocab_size=3 leaves no room', '--vocab_size=100'),
     (r'give (--vocab)=FILE or (--vocab_size)=N, not both', r'~\1', r'~\2'),
     (r'(--text_column) has no effect here: .* is plain text', r'~\1'),
+    (r'(--lowercase) has no effect here: .* already decides about capitals', r'~\1'),
     (r'(--language) has no effect here: (--format)=wikitext says', r'? ~\1', r'~\2'),
     (r'file is a file: use another --output', '--output=new'),
     # ---- convert --------------------------------------------------------------------------------

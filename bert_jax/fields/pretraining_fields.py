@@ -53,13 +53,12 @@ def given_vocabulary(config: ConfigDict) -> str:
 
 
 def given_lowercase(config: ConfigDict) -> str:
-  """data.lowercase has no effect if the vocabulary file includes the normalization."""
+  """data.lowercase has no effect if the files of the vocabulary determine the case."""
   if not config.data.vocab or dataset.is_prepared(config.data.source):
     return given_vocabulary(config)
-  # A vocab.txt is only a list of entries; other files include their normalization.
-  kind = tokenizer_reader.load(config.data.vocab, config.data.lowercase).kind
-  return '' if kind == 'wordpiece' else (
-      f'data.vocab={config.data.vocab} is a {kind} model, which determines the case '
+  given = tokenizer_reader.load(config.data.vocab, config.data.lowercase)
+  return '' if given.follows(config.data.lowercase) else (
+      f'data.vocab={config.data.vocab} is a {given.kind} model, which determines the case '
       'itself')
 
 

@@ -1,6 +1,7 @@
 """Given fields have an effect or the run refuses them; shorter runs; lists on command lines."""
 
 import dataclasses
+import json
 import pathlib
 import re
 import types
@@ -154,6 +155,23 @@ def test_records_in_a_mixture_have_the_vocabulary(corpus_file, records, name):
     config_lib.check_effects(c, [name])
   c.data.source = f'{corpus_file}=1,{corpus_file}=2'
   config_lib.check_effects(c, [name])
+
+
+@pytest.mark.parametrize('stated, lowercase, has_effect', [
+    (False, True, False), (False, False, True), (True, True, True), (True, False, True)])
+def test_lowercase_beside_the_settings_of_a_vocabulary(tmp_path, vocab, corpus_file, stated,
+                                                       lowercase, has_effect):
+  (tmp_path / 'vocab.txt').write_text(pathlib.Path(vocab).read_text())
+  (tmp_path / 'tokenizer_config.json').write_text(json.dumps({'do_lower_case': stated}))
+  c = tiny.get_config()
+  c.data.source, c.data.vocab, c.data.lowercase = corpus_file, str(tmp_path), lowercase
+  if has_effect:
+    config_lib.check_effects(c, ['data.lowercase'])
+    return
+  with pytest.raises(UserError, match=f'^--config.data.lowercase has no effect here: data.vocab='
+                                      f'{tmp_path} is a wordpiece model, which determines the '
+                                      'case itself$'):
+    config_lib.check_effects(c, ['data.lowercase'])
 
 
 def tree(*paths):

@@ -74,6 +74,11 @@ class Tokenizer(abc.ABC):
   def vocab_size(self) -> int:
     return len(self.vocab)
 
+  def follows(self, lowercase: bool) -> bool:
+    """False if the files of this tokenizer decide against data.lowercase=`lowercase`."""
+    # A vocab.txt is only a list of entries; other files include their normalization.
+    return self.kind == 'wordpiece' and not (lowercase and self.lowercase is False)
+
   @abc.abstractmethod
   def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
     """Returns the token ids of each text, without special tokens around it."""
