@@ -58,6 +58,8 @@ def _examples(folder: pathlib.Path):
   (folder / 'no_squad.json').write_text('{"version": "1.1"}')
   made_tasks.choices(folder / 'choices.jsonl', 10)
   (folder / 'choice_9.jsonl').write_text('{"text": "a", "choices": ["b", "c"], "label": 9}\n')
+  (folder / 'unnamed_choice.jsonl').write_text(json.dumps({'answerKey': 'B', 'question': {
+      'stem': 'a', 'choices': [{'text': 'b'}, {'label': 'B', 'text': 'c'}]}}))
   (folder / 'questions.jsonl').write_text('{"question": "Who?"}\n')
   (folder / 'texts.jsonl').write_text('{"text": "w1 [MASK] w2"}\n')
   (folder / 'pairs.jsonl').write_text('{"sentence_good": "a", "sentence_bad": "b", "UID": "u"}\n')

@@ -177,6 +177,9 @@ RULES = (
     (r'choice_9.jsonl, line 1: .*: give its number from 0, or its letter',
      """!sed 's/9/1/' choice_9.jsonl > mended.jsonl; data.train=mended.jsonl""",
      """!sed 's/9/"B"/' choice_9.jsonl > mended.jsonl; data.train=mended.jsonl"""),
+    (r'unnamed_choice.jsonl, line 1: .* have a "label": give one to each choice',
+     """!sed 's/{"text": "b"/{"label": "A", "text": "b"/' unnamed_choice.jsonl > mended.jsonl; """
+     'data.train=mended.jsonl'),
     # ---- workdirs -------------------------------------------------------------------------------
     (r'run holds .*; give --config\.(\S+) --config\.(\S+) to continue as before, use another '
      r'--workdir, or continue with --config\.(\S+)$', r'\1 \2', '--workdir=new', r'\3'),

@@ -35,6 +35,10 @@ def _label(row: table.Row, value: Any, choices: int, names: Sequence[str]) -> in
   """
   text = str(value).strip()
   if names:
+    # The names of some choices alone do not tell their indices.
+    require(len(names) == choices,
+            f'{row.where}: only {len(names)} of the {choices} choices have a "label": '
+            'give one to each choice')
     require(names.count(text) == 1,
             f'{row.where}: the label {value!r} is none of the {choices} choices: '
             f'give one of {", ".join(names)}')

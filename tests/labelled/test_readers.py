@@ -302,3 +302,19 @@ def test_choices_that_cannot_be_used(tmp_path, line, message):
   (tmp_path / 'a.jsonl').write_text(json.dumps(line))
   with pytest.raises(UserError, match=message):
     read_choices(tmp_path / 'a.jsonl')
+
+
+def test_a_choice_without_a_label(tmp_path):
+  path = tmp_path / 'a.jsonl'
+
+  def read(*labels):
+    named = [{'text': t} | ({'label': x} if x else {}) for t, x in zip('xyz', labels)]
+    path.write_text(json.dumps({'answerKey': 'C', 'question': {'stem': 'S', 'choices': named}}))
+    return read_choices(path, format='commonsenseqa')
+
+  for labels in (('A', 'B', 'C'), ('', '', '')):
+    assert read(*labels) == [('S', ('x', 'y', 'z'), 2)]
+  with pytest.raises(UserError) as e:
+    read('', 'B', 'C')
+  assert str(e.value) == (
+      f'{path}, line 1: only 2 of the 3 choices have a "label": give one to each choice')
