@@ -24,12 +24,20 @@ class Question(NamedTuple):
         self.starts[0] >= 0 and self.context.startswith(self.answers[0], self.starts[0]))
 
 
-def read(path: str) -> list[Question]:
-  """Returns the questions of a file; raises UserError if it is not in SQuAD's format."""
+def read(path: str, labelled: bool = True) -> list[Question]:
+  """Returns the questions of a file.
+
+  Args:
+    path: the file.
+    labelled: False = the answers are not read, and may be missing.
+
+  Raises:
+    UserError: the file is not in SQuAD's format.
+  """
   # The JSON may have any structure: every error that a wrong one raises is one mistake.
   try:
     articles = storage.parse_json(table.read_text(path))['data']
-    questions = [_question(qa, paragraph['context'])
+    questions = [_question(qa, paragraph['context'], labelled)
                  for article in articles for paragraph in article['paragraphs']
                  for qa in paragraph['qas']]
   except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as e:
@@ -40,12 +48,12 @@ def read(path: str) -> list[Question]:
   return questions
 
 
-def _question(qa: dict, context: str) -> Question:
+def _question(qa: dict, context: str, labelled: bool) -> Question:
   is_impossible = qa.get('is_impossible', False)
   if is_impossible not in (False, True, None):
     raise TypeError(f'is_impossible is {is_impossible!r}, not true or false')
   # SQuAD v2.0 may list plausible answers of an impossible question: they are wrong.
-  answers = [] if is_impossible else qa['answers']
+  answers = qa['answers'] if labelled and not is_impossible else []
   texts = [qa['question'], context, *(answer['text'] for answer in answers)]
   if not all(isinstance(text, str) for text in texts):
     raise TypeError('a question, a context or an answer is not a string')

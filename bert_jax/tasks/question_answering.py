@@ -162,7 +162,7 @@ class QuestionFiles(finetuning_data.ExampleFiles):
 
   @staticmethod
   def read(path, data, split, notes):
-    questions = finetuning_data.not_empty(squad.read(path), path)
+    questions = finetuning_data.not_empty(squad.read(path, labelled=split != 'test'), path)
     if split != 'train':
       return questions
     # A wrong position would train the model on a wrong span.

@@ -8,6 +8,7 @@ import pytest
 from bert_jax import config as config_lib
 from bert_jax.errors import UserError
 from bert_jax.labelled import choices, conll, glue, squad, table, texts
+from bert_jax.tasks.question_answering import QuestionFiles
 
 
 def data(task, **fields):
@@ -274,6 +275,19 @@ def test_squad_files(tmp_path):
     path.write_text(json.dumps({'data': articles}))
     with pytest.raises(UserError, match="not in SQuAD's format"):
       squad.read(str(path))
+
+
+def test_questions_of_a_test_file_need_no_answers(tmp_path):
+  path = tmp_path / 'a.json'
+  path.write_text(json.dumps({'data': [{'paragraphs': [{'context': 'Ann sees Bob.', 'qas': [
+      {'id': '1', 'question': 'Who?'}, {'id': '2', 'question': 'Whom?', 'answers': None}]}]}]}))
+  fields = data('question_answering', test=str(path))
+  assert QuestionFiles.test_examples(fields) == [
+      ('1', 'Who?', 'Ann sees Bob.', (), ()), ('2', 'Whom?', 'Ann sees Bob.', (), ())]
+  with pytest.raises(UserError) as e:
+    QuestionFiles.read(str(path), fields, 'validation', [])
+  assert str(e.value) == (f"{path} is not in SQuAD's format (data, paragraphs, qas): "
+                          "KeyError 'answers'")
 
 
 def read_choices(path, **fields):
