@@ -63,6 +63,8 @@ def _examples(folder: pathlib.Path):
   (folder / 'questions.jsonl').write_text('{"question": "Who?"}\n')
   (folder / 'texts.jsonl').write_text('{"text": "w1 [MASK] w2"}\n')
   (folder / 'pairs.jsonl').write_text('{"sentence_good": "a", "sentence_bad": "b", "UID": "u"}\n')
+  (folder / 'short_line.tsv').write_text('index\tsentence\n0\tw1\n1\n2\tw2\n')
+  (folder / 'sst2.tsv').write_text('sentence\tlabel\n' + 'w1 good\t1\nw2 bad\t0\n' * 4)
   (folder / 'glue/CoLA').mkdir(parents=True)
   (folder / 'glue/CoLA/train.tsv').write_text('x\t1\t\tw1\n')
 

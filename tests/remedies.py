@@ -177,6 +177,8 @@ RULES = (
     (r'choice_9.jsonl, line 1: .*: give its number from 0, or its letter',
      """!sed 's/9/1/' choice_9.jsonl > mended.jsonl; data.train=mended.jsonl""",
      """!sed 's/9/"B"/' choice_9.jsonl > mended.jsonl; data.train=mended.jsonl"""),
+    (r"short_line.tsv, line 3: no column 'sentence' in this line: complete it",
+     r"!sed 's/^1$/1\tw3/' short_line.tsv > mended.tsv; ? data.test=mended.tsv"),
     (r'unnamed_choice.jsonl, line 1: .* have a "label": give one to each choice',
      """!sed 's/{"text": "b"/{"label": "A", "text": "b"/' unnamed_choice.jsonl > mended.jsonl; """
      'data.train=mended.jsonl'),

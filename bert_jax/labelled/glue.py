@@ -72,10 +72,15 @@ def find(data_format: str) -> Glue:
   return TASKS[data_format]
 
 
-def read(source: str, task: Glue, split: str) -> Iterator[table.Row]:
+def read(source: str, task: Glue, split: str,
+         notes: list[str] | None = None) -> Iterator[table.Row]:
   """Yields the rows of a GLUE file or of tfds:glue/..., with the file's column names.
 
-  Lines without a text are left out, as the benchmark does. QQP has a few.
+  Lines without a text are left out, as the benchmark does. QQP has a few. `notes` gets a
+  line with their number.
+
+  Raises:
+    UserError: a line of a test file has no text. A submission counts the lines.
   """
   if source.startswith('tfds:'):
     yield from _from_tfds(source.removeprefix('tfds:'), task, split)
@@ -83,12 +88,22 @@ def read(source: str, task: Glue, split: str) -> Iterator[table.Row]:
   has_header = (task.submission != 'CoLA.tsv'
                 or table.read_text(source).startswith('index\t'))
   names = None if has_header else ('source', 'label', 'mark', 'sentence')
+  left_out = []
   for row in table.read_separated(source, 'tsv', names, whole=False):
     # In GLUE's short lines, missing values are None. A column that is missing everywhere
     # passes here, and raises UserError where it is read.
-    if all(row.values.get(name, '') is not None
-           for name in (task.text, task.text_pair) if name):
+    missing = next((name for name in (task.text, task.text_pair)
+                    if name and row.values.get(name, '') is None), None)
+    if missing is None:
       yield row
+      continue
+    require(split != 'test',
+            f'{row.where}: no column {missing!r} in this line: complete it, because a '
+            'submission has a prediction for each line')
+    left_out.append(row.where)
+  if left_out and notes is not None:
+    notes.append(f'{len(left_out):,} lines lack a text and are left out, such as '
+                 f'{left_out[0]}')
 
 
 def _from_tfds(name: str, task: Glue, split: str) -> Iterator[table.Row]:

@@ -105,7 +105,8 @@ def label_columns(c: glue.Columns) -> tuple[str, ...]:
 
 
 def read(source: str, data_format: str, c: glue.Columns, split: str,
-         labelled: bool = True, skipped: Collection[str] = ()) -> Iterator[TextExample]:
+         labelled: bool = True, skipped: Collection[str] = (),
+         notes: list[str] | None = None) -> Iterator[TextExample]:
   """Yields the examples of a file or of tfds:NAME.
 
   Args:
@@ -115,12 +116,13 @@ def read(source: str, data_format: str, c: glue.Columns, split: str,
     split: train, validation or test.
     labelled: False = the labels are not read.
     skipped: values of label columns; a row with one of them gets the label LEFT_OUT.
+    notes: gets a line about short lines of a GLUE file, which are left out.
 
   Raises:
     UserError: a column is missing or unsuitable.
   """
   if data_format.startswith('glue'):
-    rows = glue.read(source, glue.find(data_format), split)
+    rows = glue.read(source, glue.find(data_format), split, notes)
   else:
     require_choice('data.format', data_format, (*table.FORMATS, 'glue/TASK'))
     rows = table.read(source, data_format, split)

@@ -121,7 +121,8 @@ class SequenceFiles(finetuning_data.ExampleFiles):
   @staticmethod
   def read(path, data, split, notes):
     labelled, skipped = split != 'test', tuple(map(str, data.skip_labels))
-    rows = texts.read(path, data.format, texts.columns(data), split, labelled, skipped)
+    rows = texts.read(path, data.format, texts.columns(data), split, labelled, skipped,
+                      notes)
     examples = finetuning_data.not_empty(rows, path)
     if not (skipped and labelled):
       return examples

@@ -9,6 +9,7 @@ from bert_jax import config as config_lib
 from bert_jax.errors import UserError
 from bert_jax.labelled import choices, conll, glue, squad, table, texts
 from bert_jax.tasks.question_answering import QuestionFiles
+from bert_jax.tasks.sequence_classification import SequenceFiles
 
 
 def data(task, **fields):
@@ -145,6 +146,26 @@ def test_glue_files(tmp_path, name):
     assert (example.text, example.text_pair) == ('"A" b', 'C')
   unlabelled, = read_texts(tmp_path / 'test.tsv', labelled=False, format=name)
   assert unlabelled.label is None and unlabelled.text
+
+
+def test_a_short_line_of_a_glue_file(tmp_path):
+  """A run leaves it out and counts it; a submission has a prediction for each line."""
+  path, fields = tmp_path / 'rte.tsv', data('sequence_classification', format='glue/rte')
+  lines = [('index', 'sentence1', 'sentence2', 'label'), ('0', 'a', 'b', 'entailment'),
+           ('1', 'c'), ('2', 'd', 'e', 'not_entailment'), ('3',)]
+  path.write_text('\n'.join(map('\t'.join, lines)))
+  for split in ('train', 'validation'):
+    notes = []
+    assert [e.text for e in SequenceFiles.read(str(path), fields, split, notes)] == ['a', 'd']
+    assert notes == [f'2 lines lack a text and are left out, such as {path}, line 3']
+  with pytest.raises(UserError) as e:
+    SequenceFiles.read(str(path), fields, 'test', [])
+  assert str(e.value) == (f"{path}, line 3: no column 'sentence2' in this line: complete it, "
+                          'because a submission has a prediction for each line')
+  path.write_text('\n'.join('\t'.join(line[:3]) for line in (*lines[:2], lines[3])))
+  notes = []
+  assert [e.text for e in SequenceFiles.read(str(path), fields, 'test', notes)] == ['a', 'd']
+  assert not notes
 
 
 def test_glue_submissions():
