@@ -100,7 +100,7 @@ def test_numbers_that_are_doubtful_as_labels(tmp_path, labels, message):
 
 @pytest.mark.parametrize('labels', [
     ('-1', '1'), ('-2', '-1', '0', '1'), ('1.5', '2.0'), ('🙂', '🙁'), ('a.b', 'c/d'), ('Na', 'Ne'),
-    ('1', '2', '3'), ('+', '++'), ('v1.2.3', 'v2'), ('03', '12')])
+    ('1', '2', '3'), ('yes', 'no', '3'), ('+', '++'), ('v1.2.3', 'v2'), ('03', '12')])
 def test_labels_that_need_no_rule(tmp_path, labels):
   (tmp_path / 'a.tsv').write_text('text\tlabel\n' + ''.join(f'x\t{x}\n' for x in labels * 2))
   examples, notes = train(tmp_path / 'a.tsv')
