@@ -72,7 +72,7 @@ FIELDS: Table = {
     # Needed to resume a run with another schedule (steps, phases, rows, optimizer).
     'allow_schedule_change': Field(False, on_resume=HARMLESS),
     'keep_checkpoints': Field(3, at_least(1), HARMLESS),  # how many of the newest to keep
-    # Also keep the checkpoint of every N steps; 0 = none.
+    # Also keep the checkpoint of every N steps, a multiple of checkpoint_every; 0 = none.
     'keep_every': Field(0, at_least(0), HARMLESS),
     # (first, last) step to trace into tensorboard/, for its profile page.
     'profile_steps': Field((), on_resume=HARMLESS, unused_by_data=(after_the_last_step,)),
@@ -124,6 +124,15 @@ def phases_of(config: ConfigDict, train_steps: int = 0) -> Phases:
                        config.max_len, config.batch_size)
 
 
+def check_kept(config: ConfigDict):
+  """Raises UserError if a run saves no checkpoint at most of the steps to keep."""
+  every = config.checkpoint_every  # 0 = every epoch: its steps are not yet known
+  require(not every or config.keep_every % every == 0,
+          f'keep_every={config.keep_every} is not a multiple of checkpoint_every={every}: '
+          f'only checkpoints that are saved can be kept. Give keep_every={every}, or '
+          'another multiple')
+
+
 def check(config: ConfigDict):
   """Raises UserError for fields that contradict each other."""
   lengths = [f'{name}={config[name]}' for name in LENGTHS if config[name]]
@@ -133,6 +142,7 @@ def check(config: ConfigDict):
   for phase in phases_of(config):
     require(phase.max_len >= 8, f'max_len={phase.max_len} is too short for '
                                 '[CLS] A [SEP] B [SEP]: give at least 8')
+  check_kept(config)
   # The constructors check the fields of their groups.
   OptimizerConfig(**config.optimizer)
   LoraConfig(**config.lora)

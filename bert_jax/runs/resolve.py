@@ -16,6 +16,7 @@ from ml_collections import ConfigDict, FrozenConfigDict
 from bert_jax import config as config_lib
 from bert_jax.config_fields import changed
 from bert_jax.data import phases as phases_lib
+from bert_jax.fields import run_fields
 from bert_jax.interop.pretrained import Pretrained
 from bert_jax.reporting import profiler, trackers
 from bert_jax.runs import (
@@ -174,5 +175,6 @@ def resolve(asked: Asked, mesh: Mesh, path: epath.Path, workdir: epath.Path,
                  f'{capability} does not multiply bfloat16')
   optimizer_lib.check_steps(optimizer_lib.OptimizerConfig(**config.optimizer),
                             job.train_steps)
+  run_fields.check_kept(config)  # again, because fine-tuning saves every epoch by default
   config_lib.check_effects(config, asked.given, job)
   return config, job, notes

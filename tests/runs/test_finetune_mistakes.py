@@ -27,6 +27,8 @@ from tests.runs.test_finetune import make_config, pretrained, two_devices  # noq
      'holds a model with num_heads=4, this config has model.num_heads=2'),
     ('sequence_classification', '', '', {'max_len': 100}, 'above model.max_positions=64'),
     ('sequence_classification', '', '', {'phases': ((1, 8, 8),)}, 'are for pretraining'),
+    ('sequence_classification', '', '', {'checkpoint_every': 0, 'keep_every': 15},
+     'keep_every=15 is not a multiple of checkpoint_every=10: '),  # 160 examples, 16 at a time
     ('token_classification', 'eval', 'w1 B-XYZ\n', {}, "the tag 'B-XYZ' is none of the 3 tags"),
     ('token_classification', 'train', 'w1 O\n', {}, "has the tag 'O' only"),
     ('token_classification', 'train', 'w1 O\nw2\n', {}, 'line 2: .w2. has a word without a tag'),
