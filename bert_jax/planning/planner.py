@@ -134,8 +134,7 @@ def plan(config: ConfigDict, topologies: Sequence[str], *, price: float = 0.0,
   if out:
     storage.make_parent('--out', epath.Path(out))
   # The same checks as a run, so that a plan never describes a run that would be refused.
-  config, _ = resolve.fitted(config, given)
-  config_lib.check(config, given)
+  config = resolve.checked(config, given).config
   require(not config.train_minutes,
           f'train_minutes={config.train_minutes}: only a run measures its steps: give '
           'train_steps')

@@ -65,6 +65,11 @@ def test_a_batch_is_divisible_into_microbatches(monkeypatch):
     ({}, {'topologies': []}, 'give --topology=local'),
     ({'train_steps': 0, 'train_minutes': 5.0}, {}, 'only a run measures its steps'),
     ({'train_steps': 0, 'train_epochs': 2.0, 'phases': ()}, {}, 'a plan has no corpus to count'),
+    ({'optimizer.warmup_steps': 10}, {}, 'optimizer.warmup_steps=10 leaves nothing of the 10'),
+    ({'optimizer.warmup_steps': 0, 'optimizer.warmup_ratio': 1.0, 'train_steps': 20, 'phases': ()},
+     {}, 'optimizer.warmup_ratio=1.0 leaves nothing of the 20 training steps'),
+    ({'trackers': ('tensorbord',)}, {}, "trackers='tensorbord' is unknown: use tensorboard, wandb"),
+    ({'profile_steps': (5, 2)}, {}, 'profile_steps=5,2: the last step to trace, 2, is before'),
     ({'model.architecture': None}, {}, 'model.architecture is not set: this config takes it from'),
     ({'platform': 'tpu'}, {}, "platform='tpu' has no device here"),
     ({}, {'given': {'platform': 'auto'}, 'topologies': ['v5e:2x2']}, 'platform has no effect here'),
@@ -120,7 +125,7 @@ def test_tiny_and_base_compile_for_a_slice(tpu, capsys, tmp_path):
   """With a mesh that the slice cannot hold, and heads that the model axis does not divide."""
   c = config_lib.pretraining('tiny')
   c.update_from_flattened_dict({'train_steps': 100, 'phases': (), 'batch_size': 32, 'max_len': 64,
-                                'model.dtype': 'auto'})
+                                'model.dtype': 'auto', 'optimizer.warmup_steps': 10})
   planner.plan(c, ['v5e:2x2'], price=1.2, out=str(tmp_path / 'planner.json'))
   shown = capsys.readouterr().out
   assert 'v5e:2x2: 4 TPU v5 lite' in shown and 'remat none; bfloat16)' in shown
@@ -159,7 +164,8 @@ def test_a_chip_draws_its_own_share_only(tpu, base):
 @pytest.mark.slow
 def test_what_does_not_fit_says_by_how_much(tpu, base, capsys):
   base.update_from_flattened_dict({'phases': (), 'train_steps': 10, 'batch_size': 8192,
-                                   'max_len': 512, 'model.num_layers': 2})
+                                   'max_len': 512, 'model.num_layers': 2,
+                                   'optimizer.warmup_steps': 1})
   planner.plan(base, ['v5e:2x2'])
   missing = re.search(r'fits +NO: each device lacks ([\d.]+) GiB', capsys.readouterr().out)
   assert missing and float(missing[1]) > 1

@@ -23,7 +23,8 @@ def small_config(**overrides):
   c = config_lib.pretraining('tiny')
   c.update_from_flattened_dict({
       'train_steps': 10, 'phases': ((10, 64, 8),), 'model.vocab_size': 1000, 'model.num_layers': 4,
-      'model.hidden_size': 64, 'model.num_heads': 2, 'model.intermediate_size': 128, **overrides})
+      'model.hidden_size': 64, 'model.num_heads': 2, 'model.intermediate_size': 128,
+      'optimizer.warmup_steps': 1, **overrides})
   return c
 
 
