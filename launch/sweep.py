@@ -39,7 +39,7 @@ from bert_jax import errors  # noqa: E402
 from bert_jax.commands import command, config_flag  # noqa: E402
 from bert_jax.reporting import metrics_log  # noqa: E402
 from bert_jax.runs import resolve  # noqa: E402
-from bert_jax.runtime import ending  # noqa: E402
+from bert_jax.runtime import ending, storage  # noqa: E402
 from bert_jax.training import integrity  # noqa: E402
 
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the runs and of their tables.')
@@ -323,6 +323,7 @@ def main(argv: list[str]):
       dict(zip(sweep, values)) for values in itertools.product(*sweep.values())
   ]
   check(config, given, combinations)
+  storage.make_writable(workdir, f'--workdir={_WORKDIR.value}')
   results, processes = [], Processes()
   ending.before_end.append(processes.close)  # at SIGTERM
   with futures.ThreadPoolExecutor(_PARALLEL.value) as pool, contextlib.closing(processes):

@@ -238,6 +238,7 @@ RULES = (
     (r"near.tsv, line 2: no column 'a': the columns are '(query)', '(positive)'",
      r'? --columns=\1,\2'),
     # ---- plan -----------------------------------------------------------------------------------
+    (r'--out=/proc/plan.json cannot be written', '--out=new.json'),
     (r'give --config=configs/large.py', '--config=configs/large.py --topology=local --price=1'),
     (r'flag (--price)=-1', r'\1=1'),
 )

@@ -184,6 +184,15 @@ def test_mistakes(tmp_path):
   assert (done.returncode, done.stderr) == (
       2, 'bert_jax: unknown config field --config.sed: did you mean --config.seed?\n')
   assert not (tmp_path / 'new').exists()
+  (tmp_path / 'file').touch()
+  # Root may write into any folder but those of the kernel.
+  for workdir, reason in ((tmp_path / 'file', 'File exists'),
+                          ('/proc', 'No such file or directory')):
+    done = subprocess.run([sys.executable, 'launch/sweep.py', f'--workdir={workdir}',
+                           '--config=tiny', '--sweep=seed=0,1'], cwd=ROOT, capture_output=True,
+                          text=True)
+    assert (done.returncode, done.stderr) == (
+        2, f'bert_jax: --workdir={workdir} cannot be written: {reason}\n')
 
 
 def test_a_value_of_a_fine_tuning_that_its_task_refuses(tmp_path):

@@ -12,7 +12,6 @@ from etils import epath
 import jax
 from tqdm import auto as tqdm
 
-from bert_jax.errors import UserError
 from bert_jax.reporting import trackers as trackers_lib
 from bert_jax.runtime import console, preemption, processes, storage
 
@@ -227,14 +226,3 @@ def _draw_curves(lines: list[dict[str, Any]], path: epath.Path):
       axis.legend(frameon=False)
   with path.open('wb') as file:
     figure.savefig(file, dpi=120, format='png')
-
-
-def check_writable(workdir: epath.Path):
-  """Makes the workdir, and raises UserError if nothing can be written there."""
-  try:
-    workdir.mkdir(parents=True, exist_ok=True)
-    probe = workdir / f'.writable{jax.process_index() or ""}'
-    probe.write_text('')
-    probe.unlink()
-  except OSError as e:
-    raise UserError(f'--workdir={workdir} cannot be written: {e.strerror or e}') from e

@@ -21,7 +21,6 @@ from bert_jax.errors import require
 from bert_jax.model import attention_kernels
 from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.parallel import sharding
-from bert_jax.reporting import metrics_log
 from bert_jax.runs import drift, finetune, frozen_base, initial, resolve
 from bert_jax.runtime import (
   console,
@@ -101,7 +100,7 @@ def _versions() -> dict[str, str]:
 def _train(asked: resolve.Asked, path: epath.Path) -> FrozenConfigDict:
   """Resolves the config and trains; all processes call this. Returns the final config."""
   mesh = mesh_lib.make_mesh(**asked.config.mesh)
-  metrics_log.check_writable(path)
+  storage.make_writable(path, f'--workdir={path}', jax.process_index())
   folder = storage.Folder(path, checkpoint.APART, jax.process_index())
   folder.fetch()
   workdir = folder.local  # for all files but the checkpoints

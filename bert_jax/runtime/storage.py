@@ -107,13 +107,27 @@ def replace_folder(whole: epath.Path, folder: epath.Path):
   shutil.rmtree(before, ignore_errors=True)
 
 
+def make_writable(folder: epath.Path, output: str, process: int = 0):
+  """Creates a folder; raises UserError, which names `output`, if it cannot be written."""
+  try:
+    folder.mkdir(parents=True, exist_ok=True)
+    probe = folder / f'.writable{process or ""}'
+    probe.write_text('')
+    probe.unlink(missing_ok=True)  # another command may probe the same folder
+  except OSError as e:
+    raise UserError(f'{output} cannot be written: {e.strerror or e}') from e
+
+
 def make_parent(flag: str, path: epath.Path):
-  """Creates the parent folder of the output `flag`; raises UserError if that fails."""
+  """Creates the parent folder of the output `flag`; raises UserError if that fails.
+
+  It also fails if nothing can be written there: the work must not be lost at its end.
+  """
   try:
     require(not path.is_dir(), f'{flag}={path} is a folder: give a file')
-    through_link(path).parent.mkdir(parents=True, exist_ok=True)
   except OSError as e:
     raise UserError(f'{flag}={path} cannot be written: {e.strerror or e}') from e
+  make_writable(through_link(path).parent, f'{flag}={path}')
 
 
 def keep(flag: str, output: str, *paths: epath.Path):

@@ -73,7 +73,9 @@ def test_a_batch_is_divisible_into_microbatches(monkeypatch):
     ({'model.architecture': None}, {}, 'model.architecture is not set: this config takes it from'),
     ({'platform': 'tpu'}, {}, "platform='tpu' has no device here"),
     ({}, {'given': {'platform': 'auto'}, 'topologies': ['v5e:2x2']}, 'platform has no effect here'),
-    ({}, {'out': __file__ + '/x.json'}, '--out=.*x.json cannot be written')])
+    ({}, {'out': __file__ + '/x.json'}, '--out=.*x.json cannot be written'),
+    # Root may write into any folder but those of the kernel.
+    ({}, {'out': '/proc/x.json'}, '^--out=/proc/x.json cannot be written: No such file')])
 def test_a_plan_that_cannot_be_is_refused_before_it_compiles(fields, arguments, message):
   with pytest.raises(UserError, match=message):
     planner.plan(small_config(**fields), **{'topologies': ['local'], **arguments})

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from bert_jax.data import loader
-from bert_jax.errors import UserError
 from bert_jax.reporting import metrics_log
 from bert_jax.runtime import console
 
@@ -133,13 +132,6 @@ def test_an_evaluation_counts_once_every_tracker_has_it(tmp_path):
                                start_trackers=lambda *_: [tracker])
   log.evaluation(5, {'loss': 1.0})
   assert seen == [False] and metrics_log.is_evaluated(epath.Path(tmp_path), 5)
-
-
-def test_a_workdir_is_made_or_refused(tmp_path):
-  metrics_log.check_writable(epath.Path(tmp_path / 'a/b'))
-  assert (tmp_path / 'a/b').is_dir() and not list((tmp_path / 'a/b').iterdir())
-  with pytest.raises(UserError, match='cannot be written'):
-    metrics_log.check_writable(epath.Path('/proc/nowhere'))
 
 
 def test_batches_start_at_any_step():

@@ -26,6 +26,17 @@ def test_the_owner_of_a_file_need_not_be_known(tmp_path, monkeypatch):
   assert corpus.find_files(f'{tmp_path}/*.json') == [str(tmp_path / 'a.json')]
 
 
+def test_a_folder_is_made_or_refused(tmp_path):
+  storage.make_writable(epath.Path(tmp_path / 'a/b'), '--workdir=b', 1)
+  storage.make_parent('--output', epath.Path(tmp_path / 'a/b/c/d.json'))
+  assert [p.name for p in tmp_path.rglob('*')] == ['a', 'b', 'c']
+  for folder in ('/proc', '/proc/nowhere'):
+    with pytest.raises(UserError, match=f'^--workdir={folder} cannot be written: No such file'):
+      storage.make_writable(epath.Path(folder), f'--workdir={folder}')
+  with pytest.raises(UserError, match='^--output=/proc/x cannot be written: No such file'):
+    storage.make_parent('--output', epath.Path('/proc/x'))
+
+
 def test_two_processes_do_not_write_one_output(tmp_path, monkeypatch):
   monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
   output = str(tmp_path / 'out.json')
