@@ -9,6 +9,7 @@ failures without a new checkpoint it stops with the last exit status. It forward
 to the run, and ends with status 75 after the run has saved everything.
 """
 
+import os
 import pathlib
 import signal
 import subprocess
@@ -63,9 +64,12 @@ class Supervisor:
   def run(self, attempts: int, pause: float) -> int:
     """Returns the exit status of the last run."""
     signal.signal(signal.SIGTERM, self._forward)
+    # The run keeps the current folder, so that relative paths work.
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get('PYTHONPATH')])])
     failures, failed_at = 0, None
     while True:
-      self._running = subprocess.Popen(self._command)
+      self._running = subprocess.Popen(self._command,
+                                       env={**os.environ, 'PYTHONPATH': path})
       if self._terminated:  # SIGTERM came before there was a process to forward it to
         self._running.send_signal(signal.SIGTERM)
       status = self._running.wait()
@@ -90,7 +94,11 @@ class Supervisor:
       seconds = pause * 2 ** (failures - 1)
       _say(f'the run failed {where} with status {status}: '
            f'started again in {seconds:.0f} s')
-      time.sleep(seconds)
+      # Short sleeps, because a sleep goes on after SIGTERM. (An Event can deadlock if its
+      # own thread sets it in a signal handler.)
+      until = time.monotonic() + seconds
+      while not self._terminated and time.monotonic() < until:
+        time.sleep(0.1)
       if self._terminated:
         return errors.EXIT_PREEMPTED
 
@@ -112,5 +120,6 @@ if __name__ == '__main__':
       'attempts', 3, 'Failures in a row at the same step before it stops.', lower_bound=1)
   flags.DEFINE_float(
       'pause', 10,
-      'Seconds before the second attempt; each later pause is twice as long.')
+      'Seconds before the second attempt; each later pause is twice as long.',
+      lower_bound=0)
   command.run_command(main, known_only=True)

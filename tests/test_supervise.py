@@ -6,6 +6,7 @@ import pathlib
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -58,6 +59,32 @@ def test_a_run_that_is_killed_after_sigterm(tmp_path):
   status = supervise.Supervisor([sys.executable, '-c', script], str(tmp_path)).run(3, 0)
   signal.signal(signal.SIGTERM, before)
   assert status == errors.EXIT_FAILED
+
+
+def test_the_run_finds_the_code_from_any_folder(tmp_path):
+  done = subprocess.run(
+      [sys.executable, '-P', ROOT / 'launch/supervise.py', '--workdir=new', '--config=nowhere.py'],
+      cwd=tmp_path, env={k: v for k, v in os.environ.items() if k != 'PYTHONPATH'}, text=True,
+      capture_output=True)
+  assert (done.returncode, done.stderr) == (2, 'bert_jax: --config=nowhere.py is not a file\n')
+
+
+def test_sigterm_ends_a_pause(tmp_path):
+  before = signal.getsignal(signal.SIGTERM)
+  supervisor = supervise.Supervisor([sys.executable, '-c', 'raise SystemExit(1)'], str(tmp_path))
+  threading.Timer(2, lambda: os.kill(os.getpid(), signal.SIGTERM)).start()
+  began = time.monotonic()
+  assert supervisor.run(3, 60) == errors.EXIT_PREEMPTED
+  signal.signal(signal.SIGTERM, before)
+  assert time.monotonic() - began < 30
+
+
+def test_a_negative_pause():
+  done = subprocess.run(
+      [sys.executable, 'launch/supervise.py', '--workdir=new', '--pause=-1'], cwd=ROOT, text=True,
+      capture_output=True)
+  assert (done.returncode, done.stderr) == (
+      2, 'bert_jax: flag --pause=-1: -1.0 is not a non-negative number\n')
 
 
 def test_a_killed_run_goes_on_and_sigterm_is_the_end(tmp_path, corpus_file):
