@@ -84,7 +84,6 @@ def _be_last():
 def _reach(address: str, seconds: float):
   """Waits for the coordinator: without one JAX's client aborts the process."""
   host, _, port = address.rpartition(':')
-  require(host and port.isdigit(), f'JAX_COORDINATOR_ADDRESS={address} is not HOST:PORT')
   deadline = time.monotonic() + seconds
   while True:
     try:
@@ -99,6 +98,10 @@ def _reach(address: str, seconds: float):
 
 
 def _environment_options(address: str) -> dict:
+  # In every process, because JAX's service in process 0 would fail without a reason.
+  match = re.fullmatch(r'.+:([0-9]{1,5})', address)
+  require(match and 0 < int(match[1]) < 65536,
+          f'JAX_COORDINATOR_ADDRESS={address} is not HOST:PORT, with a port from 1 to 65535')
   try:
     numbers = {name: int(os.environ[f'JAX_{name.upper()}'])
                for name in ('num_processes', 'process_id')}

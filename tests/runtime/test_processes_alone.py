@@ -65,6 +65,25 @@ def test_a_process_that_is_none_of_the_run(monkeypatch):
     processes._environment_options('localhost:1')
 
 
+@pytest.mark.parametrize('process', ['0', '1'])
+@pytest.mark.parametrize('address', ['host', 'host:', ':80', 'host:x', 'host:0', 'host:65536'])
+def test_an_address_that_is_none(monkeypatch, address, process):
+  for name, value in (('NUM_PROCESSES', '2'), ('PROCESS_ID', process)):
+    monkeypatch.setenv(f'JAX_{name}', value)
+  monkeypatch.setattr(processes, '_reach', lambda *_: pytest.fail('it connects'))
+  with pytest.raises(UserError) as error:
+    processes._environment_options(address)
+  assert str(error.value) == (f'JAX_COORDINATOR_ADDRESS={address} is not HOST:PORT, with a port '
+                              'from 1 to 65535')
+
+
+def test_an_address(monkeypatch):
+  for name, value in (('NUM_PROCESSES', '2'), ('PROCESS_ID', '0')):
+    monkeypatch.setenv(f'JAX_{name}', value)
+  for address in ('host:1', '[::1]:65535'):
+    assert processes._environment_options(address)['coordinator_address'] == address
+
+
 @pytest.mark.parametrize('value', ['60s', '0', '-1', 'nan'])
 def test_a_time_that_is_none(monkeypatch, value):
   monkeypatch.setenv('BERT_JAX_GONE_SECONDS', value)
