@@ -47,6 +47,11 @@ parse() {
         local key="${1#--}" value=true
         if [[ "$key" == *=* ]]; then value="${key#*=}"; key="${key%%=*}"; fi
         [ -n "${OPTIONS[$key]+known}" ] || fail "unknown option --$key: use --dry-run ${!OPTIONS[*]}"
+        # The scripts ask whether such an option is true: `yes` would silently count as false.
+        case "${OPTIONS[$key]}:$value" in
+          *:true | *:false) ;;
+          true:* | false:*) fail "--$key=$value: give true or false" ;;
+        esac
         OPTIONS[$key]="$value" ;;
       *) [ -z "$ACTION" ] || fail "unexpected argument $1"; ACTION="$1" ;;
     esac

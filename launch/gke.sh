@@ -73,11 +73,12 @@ case "$ACTION" in
   apply)
     need name image
     flags_given
+    text="$(manifest)" || exit 2  # before kubectl starts
     if $DRY_RUN; then
-      manifest
+      echo "$text"
       echo 'kubectl apply -f -'
     else
-      manifest | kubectl apply -f -
+      kubectl apply -f - <<< "$text"
     fi ;;
   xpk)
     need name image cluster

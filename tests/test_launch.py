@@ -45,6 +45,8 @@ def test_tpu_vm_is_created():
   assert commands('tpu_vm', 'create', *given, '--spot') == [
       [*TPU.split(), 'create', *where, '--accelerator-type=v5litepod-16',
        '--version=v2-alpha-tpuv5-lite', '--spot']]
+  assert commands('tpu_vm', 'create', *given, '--spot=true', '--reserved=false') == commands(
+      'tpu_vm', 'create', *given, '--spot')
   assert commands('tpu_vm', 'create', *given, '--type=v6e-8', '--queued') == [
       ['gcloud', 'compute', 'tpus', 'queued-resources', 'create', 'b', '--node-id=b',
        '--zone=us-west4-a', '--accelerator-type=v6e-8', '--runtime-version=v2-alpha-tpuv6e']]
@@ -220,6 +222,22 @@ def test_gke_hosts(given, hosts, chips):
   assert container['resources']['limits'] == {'google.com/tpu': chips}
 
 
+def test_gke_applies_a_whole_manifest_or_nothing(tmp_path):
+  (tmp_path / 'kubectl').write_text(f'#!/bin/bash\necho "$@" > {tmp_path}/words\n'
+                                    f'cat > {tmp_path}/applied\n')
+  (tmp_path / 'kubectl').chmod(0o755)
+  for topology, status in (('v9:2x2', 2), ('v5e:2x2', 0)):
+    assert not (tmp_path / 'applied').exists()
+    done = subprocess.run(
+        ['bash', 'launch/gke.sh', 'apply', '--name=b', '--image=i', f'--topology={topology}', '--',
+         *FLAGS], cwd=ROOT, env={**os.environ, 'PATH': f'{tmp_path}:{os.environ["PATH"]}'},
+        text=True, capture_output=True)
+    assert (done.returncode, done.stderr) == (
+        status, 'bert_jax: unknown --topology=v9:2x2\n' if status else '')
+  assert (tmp_path / 'words').read_text() == 'apply -f -\n'
+  assert yaml.safe_load((tmp_path / 'applied').read_text())['metadata']['name'] == 'b'
+
+
 def test_gke_commands():
   flags = subprocess.check_output(['bash', '-c', '. launch/xla_flags.sh; xla_flags v6e'], cwd=ROOT,
                                   text=True).strip()
@@ -279,6 +297,14 @@ def test_slurm():
     ('gke', ('apply', '--name=b', '--image=i', '--topology=v9:2', '--', 'x'),
      'unknown --topology=v9:2'),
     ('slurm', ('submit', 'again', '--name=b'), 'unexpected argument again'),
+    ('tpu_vm', ('create', '--name=b', '--zone=z', '--spot=yes'),
+     'bert_jax: --spot=yes: give true or false\n'),
+    ('tpu_vm', ('create', '--name=b', '--zone=z', '--spot', '--spot=1'),
+     'bert_jax: --spot=1: give true or false\n'),
+    ('tpu_vm', ('delete', '--name=b', '--zone=z', '--queued=True'),
+     'bert_jax: --queued=True: give true or false\n'),
+    ('tpu_vm', ('create', '--name=b', '--zone=z', '--internal-ips='),
+     'bert_jax: --internal-ips=: give true or false\n'),
 ])
 def test_mistakes(script, arguments, message):
   done = launch(script, '--dry-run', *arguments, status=2)
