@@ -80,6 +80,8 @@ RULES = (
     (r"(--\w+)=\S+ is unknown: use \w+:\w+, .* or (local)$", r'\1=\2'),
     (r'give (--task), one of .*\b(fill_mask)\b', r'\1=\2 --model=run --input=texts.jsonl'),
     (r"data.format='jsonl' is unknown: use (squad)$", r'data.format=\1'),
+    (r"the field in (data.eval_fields)='long' is unknown: use (?P<choices>[\w, ]+)",
+     r'? \1=\g<choice>=text'),
     (r"(\S+)='\S+' is unknown: (?:use|the GLUE tasks are) (?P<choices>[\w, /-]+)",
      r'? \1=\g<choice>'),
     (r'task=token_classification does not fit .*: give the --config of this task',

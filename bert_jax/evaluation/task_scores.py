@@ -55,7 +55,8 @@ def _config(name: str, model: Pretrained, kind: type[task_kind.TaskKind],
       **initial.unset_sizes(config, vars(model.config)),
       **{f'data.{field}': x for field, x in fields.items() if field in config.data}})
   # --fields take precedence over both.
-  data = finetuning_data.replaced(config.data, replaced, '--fields')
+  data = finetuning_data.replaced(config.data, replaced, '--fields',
+                                  finetuning_data.string_fields(config.data))
   config = changed(config, {f'data.{field}': value for field, value in data.items()})
   config = changed(config, initial.unset_layout(config, {}, model))
   config_lib.check_values(config)

@@ -238,20 +238,34 @@ def _eval_files(data: ConfigDict) -> list[tuple[str, str]]:
   return [(name if i else '', path) for i, (name, path) in enumerate(zip(names, paths))]
 
 
-def replaced(data: ConfigDict, fields: Sequence[str], flag: str) -> FrozenConfigDict:
+def string_fields(data: ConfigDict) -> list[str]:
+  """Returns the string fields of the config group `data`, except for its files."""
+  # The files are already chosen, so these fields cannot name other files.
+  return [name for name in data
+          if isinstance(data[name], str) and name not in ('train', 'eval', 'test')]
+
+
+def _fields_of_eval(data: ConfigDict) -> list[str]:
+  """Returns the string fields that say how to read data.eval, not how to encode it."""
+  # The features of data.eval are as those of data.train: other fields have no effect. For
+  # embeddings, data.eval_columns names the columns.
+  return [name for name in string_fields(data) if name in ('format', 'problem')
+          or (name.endswith('_column') and 'eval_columns' not in data)]
+
+
+def replaced(data: ConfigDict, fields: Sequence[str], flag: str,
+             known: Sequence[str]) -> FrozenConfigDict:
   """Returns the config group `data` with some string fields replaced, for a single file.
 
   Args:
     data: the config group.
     fields: such as 'text_column=sentence' or 'format=tsv'.
     flag: the name of the flag or config field that gives the fields, for messages.
+    known: the fields that can be replaced.
 
   Raises:
-    UserError: a field is not a string field of `data`, or has no '='.
+    UserError: a field is not one of `known`, or has no '='.
   """
-  # The files are already chosen, so these fields cannot name other files.
-  known = [name for name in data
-           if isinstance(data[name], str) and name not in ('train', 'eval', 'test')]
   values = {}
   for field in fields:
     name, equals, value = str(field).partition('=')
@@ -267,7 +281,8 @@ def read(kind: type[ExampleFiles], config: ConfigDict, tokenizer: Tokenizer,
          mesh: Mesh) -> FineTuningData:
   """Reads the examples of a run, makes its task and plans its batches."""
   data, notes = config.data, []
-  # Check all paths first: reading and tokenizing the training file takes long.
+  # Check all fields and paths first: reading and tokenizing the training file takes long.
+  eval_data = replaced(data, data.eval_fields, 'data.eval_fields', _fields_of_eval(data))
   storage.check('data.train', data.train)
   for path in data.eval.split(','):
     storage.check('data.eval', path)
@@ -286,7 +301,6 @@ def read(kind: type[ExampleFiles], config: ConfigDict, tokenizer: Tokenizer,
   train = planned('', data.train, examples, True, seed=config.seed,
                   microbatches=config.optimizer.accumulation)
   evals = []
-  eval_data = replaced(data, data.eval_fields, 'data.eval_fields')
   for name, path in _eval_files(data):
     examples = not_empty(kind.read(path, eval_data, 'validation', notes), path)
     evals.append(planned(name, path, examples, False))

@@ -17,7 +17,7 @@ import numpy as np
 
 from bert_jax.config_fields import HARMLESS, Field, at_least, one_of
 from bert_jax.data.tokens import Tokens
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, require_choice
 from bert_jax.labelled import packed_examples, squad, unused_fields
 from bert_jax.model import architectures, bert_config, layers
 from bert_jax.objectives import losses
@@ -25,6 +25,7 @@ from bert_jax.tasks import answers, finetuning, finetuning_data, metrics, task_k
 
 # The published values in tokens, for models that were fine-tuned elsewhere.
 _WINDOW, _STRIDE = 384, 128
+_FORMATS = ('squad',)
 
 
 class BertForQuestionAnswering(nn.Module):
@@ -144,7 +145,7 @@ class QuestionFiles(finetuning_data.ExampleFiles):
 
   config_fields = {
       # v1.1 or v2.0; a question without an answer makes it v2.0.
-      'data.format': Field('squad', one_of(('squad',)), HARMLESS),
+      'data.format': Field('squad', one_of(_FORMATS), HARMLESS),
       'data.text_column': None,
       'data.text_pair_column': None,
       'data.label_column': None,
@@ -162,6 +163,7 @@ class QuestionFiles(finetuning_data.ExampleFiles):
 
   @staticmethod
   def read(path, data, split, notes):
+    require_choice('data.format', data.format, _FORMATS)  # data.eval may have its own
     questions = finetuning_data.not_empty(squad.read(path, labelled=split != 'test'), path)
     if split != 'train':
       return questions

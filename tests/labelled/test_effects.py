@@ -12,7 +12,8 @@ from bert_jax.errors import UserError
 from bert_jax.labelled import conll, texts
 from bert_jax.labelled.packed_examples import Batches, Features
 from bert_jax.runs import finetune
-from bert_jax.tasks import task_list
+from bert_jax.tasks import finetuning_data, task_list
+from bert_jax.tasks.question_answering import QuestionFiles
 from bert_jax.tasks.reranking import RerankingFiles
 from bert_jax.tasks.sentence_embedding import SentenceEmbedding
 from bert_jax.tasks.sequence_classification import SequenceFiles
@@ -114,3 +115,37 @@ def test_the_score_that_decides_where_none_is_named(task, best):
   c.keep_best = 'auto'
   data = types.SimpleNamespace(files=task_list.ALL[task].files(SentenceEmbedding(None)))
   assert finetune._best(c, data) == best
+
+
+READ = {'sequence_classification': 'format, label_column, problem, text_column, text_pair_column',
+        'token_classification': 'format, label_column, text_column',
+        'multiple_choice': 'choices_column, format, label_column, text_column',
+        'reranking': 'format, label_column, text_column, text_pair_column'}
+
+
+@pytest.mark.parametrize('task, field', [
+    ('sequence_classification', 'long'), ('token_classification', 'problem'),
+    ('multiple_choice', 'long'), ('reranking', 'loss'), ('question_answering', 'text_column'),
+    ('sentence_embedding', 'pooling'), ('sentence_embedding', 'text_column'),
+    ('sparse_embedding', 'negative_column'), ('late_interaction', 'query_prompt'),
+    ('late_interaction', 'document_prompt'), ('late_interaction', 'query_expansion'),
+    ('late_interaction', 'scores_column')])
+def test_the_files_of_data_eval_have_other_columns_and_no_other_texts(task, field):
+  """data.eval is encoded as data.train: a field about it is refused before any file is read."""
+  c = config_lib.finetuning(task)
+  c.data.train, c.data.eval, c.data.eval_fields = 'nowhere', 'nowhere', (f'{field}=x',)
+  with pytest.raises(UserError) as e:
+    finetuning_data.read(task_list.ALL[task].files, c, None, None)
+  known = READ.get(task, 'format')
+  assert str(e.value) == f"the field in data.eval_fields='{field}' is unknown: use {known}"
+  for name in known.split(', '):
+    c.data.eval_fields = (f'{name}=x',)
+    with pytest.raises(UserError, match='nowhere'):
+      finetuning_data.read(task_list.ALL[task].files, c, None, None)
+
+
+def test_the_format_of_questions_has_an_effect_in_data_eval_too():
+  c = config_lib.finetuning('question_answering')
+  c.data.format = 'tsv'
+  with pytest.raises(UserError, match="^data.format='tsv' is unknown: use squad$"):
+    QuestionFiles.read('nowhere', c.data, 'validation', [])
