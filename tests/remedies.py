@@ -196,6 +196,8 @@ RULES = (
     # ---- prepare --------------------------------------------------------------------------------
     (r'give both --input=.* and --output=DIR, or --input and --check',
      '--input=corpus.txt --output=new', '--input=corpus.txt --check=true'),
+    (r'run/corpus is a folder of token records, not of text: .* give the files of a text',
+     '--input=corpus.txt'),
     (r'--vocab_size=3 leaves no room', '--vocab_size=100'),
     (r'give (--vocab)=FILE or (--vocab_size)=N, not both', r'~\1', r'~\2'),
     (r'(--text_column) has no effect here: .* is plain text', r'~\1'),

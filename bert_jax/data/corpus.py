@@ -103,6 +103,9 @@ def find_files(pattern: str) -> list[str]:
     files = sorted(str(p) for p in epath.Path(root).glob(rest))
   else:
     files = sorted(glob.glob(pattern, recursive=True))
+  require(files != [pattern] or not (epath.Path(pattern) / 'manifest.json').exists(),
+          f'{pattern} is a folder of token records, not of text: train on it, or give the '
+          'files of a text')
   require(files != [pattern] or not epath.Path(pattern).is_dir(),
           f'{pattern} is a folder without manifest.json, so it does not hold token '
           f"records: give the files, such as '{pattern.rstrip('/')}/*.txt'")

@@ -109,6 +109,13 @@ def test_sentencepiece_is_trained_on_the_longest_sentences_of_a_corpus():
   assert {'字', '猫', '😀'} < set(vocab)
 
 
+@pytest.mark.parametrize('kind', ['wordpiece', 'sentencepiece', 'bpe'])
+def test_the_largest_vocabulary(kind):
+  assert training.train(kind, lambda: TEXTS, 1 << 24, True).vocab_size < 1_000
+  with pytest.raises(UserError, match='^model.vocab_size=16777217 must be at most 16777216$'):
+    training.train(kind, lambda: TEXTS, (1 << 24) + 1, True)
+
+
 @pytest.mark.parametrize('name', ['spiece.model', 'spm.model'])
 def test_pieces_that_are_not_utf8_are_refused(tmp_path, name):
   training.train('sentencepiece', lambda: TEXTS, 120, True).save(epath.Path(tmp_path))

@@ -23,7 +23,7 @@ PARSES = 'split_special_tokens'
 SPACE = '\u2581'  # how SentencePiece writes the space before a word
 # Trained vocabularies begin with these, in this order. Published ones use the same names.
 SPECIAL_TOKENS = ('[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]')
-_MOST_ROWS = 1 << 24  # far above any published vocabulary
+MOST_ROWS = 1 << 24  # far above any published vocabulary
 ROLES = ('pad', 'unk', 'cls', 'sep', 'mask')
 
 
@@ -115,7 +115,7 @@ class Tokenizer(abc.ABC):
     Raises:
       UserError: `rows` is above 2**24.
     """
-    require(rows <= _MOST_ROWS, f'a table of {rows:,} rows: the most is {_MOST_ROWS:,}')
+    require(rows <= MOST_ROWS, f'a table of {rows:,} rows: the most is {MOST_ROWS:,}')
     padded = copy.copy(self)
     padded.vocab = self.vocab + [f'[unused{i}]' for i in range(self.vocab_size, rows)]
     return padded

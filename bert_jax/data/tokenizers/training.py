@@ -132,4 +132,7 @@ def train(kind: str, texts: _Texts, vocab_size: int, lowercase: bool) -> base.To
   require(vocab_size > len(base.ROLES),
           f'model.vocab_size={vocab_size} leaves no room for entries besides the special '
           'tokens')
+  # The trainers crash at sizes beyond 32 bits.
+  require(vocab_size <= base.MOST_ROWS,
+          f'model.vocab_size={vocab_size} must be at most {base.MOST_ROWS}')
   return _TRAINERS[kind](texts, vocab_size, lowercase)
