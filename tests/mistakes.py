@@ -98,6 +98,16 @@ def _pickle_code(folder: pathlib.Path):
     file.writestr('archive/data.pkl', pickle.dumps({'w': posixpath.join, 'v': len}, 2))
 
 
+def _edit_text(folder: pathlib.Path):
+  """A copy of the run whose text has another size now."""
+  shutil.copytree(folder / 'run', folder / 'edited')
+  shutil.copy(folder / 'corpus.txt', folder / 'edited.txt')
+  path = folder / 'edited/corpus/manifest.json'
+  manifest = json.loads(path.read_text())
+  manifest['settings'] |= {'source': 'edited.txt', 'inputs': ['edited.txt 99 0']}
+  path.write_text(json.dumps(manifest))
+
+
 def make(folder: pathlib.Path):
   """Writes the files; `run` is a finished run, `model` a Hugging Face folder."""
   (folder / 'configs').symlink_to(ROOT / 'configs')
@@ -121,6 +131,7 @@ def make(folder: pathlib.Path):
   (folder / 'nobody').mkdir()
   run.run(conftest.tiny_config('corpus.txt', train_steps=2, checkpoint_every=1,
                                **{'optimizer.warmup_steps': 1}), 'run')
+  _edit_text(folder)
   shutil.copytree(folder / 'run', folder / 'hurt')
   shutil.rmtree(folder / 'hurt/checkpoints/2')
   shutil.copytree(folder / 'run/checkpoints/1', folder / 'hurt/checkpoints/2')

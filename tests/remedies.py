@@ -191,6 +191,8 @@ RULES = (
      r'--workdir, or continue with --config\.(\S+)$', r'\1 \2', '--workdir=new', r'\3'),
     (r'run holds .*; give --config\.(\S+) to continue as before, use another --workdir, or '
      r'continue with --config\.(\S+)$', r'\1', '--workdir=new', r'\2'),
+    (r'edited.txt is not the text with which this run began: put that text back, or use another',
+     '--workdir=new'),
     (r'run holds a run with .*: that is another run, use another --workdir', '--workdir=new'),
     (r'--workdir=file cannot be written|--workdir=s3', '--workdir=new'),
     # ---- prepare --------------------------------------------------------------------------------

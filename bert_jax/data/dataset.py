@@ -2,7 +2,9 @@
 
 from collections.abc import Sequence
 import dataclasses
+import json
 import os
+import shutil
 from typing import NamedTuple
 
 from etils import epath
@@ -11,10 +13,10 @@ import numpy as np
 
 from bert_jax import config_fields
 from bert_jax.data import mixture, preparation, records
-from bert_jax.data.corpus import Settings
+from bert_jax.data.corpus import Settings, open_source
 from bert_jax.data.tokenizers import base as tokenizer_base
 from bert_jax.data.tokenizers import reader as tokenizer_reader
-from bert_jax.errors import UserError, require
+from bert_jax.errors import Failed, UserError, require
 from bert_jax.runtime import storage
 
 
@@ -83,11 +85,20 @@ def open_corpus(data: ConfigDict, vocab_size: int, workdir: epath.Path,
   Raises:
     UserError: the corpus or vocabulary is not usable, or the workdir holds another one.
   """
+  # Until run.json exists, nothing was trained on what the workdir holds.
+  began = (workdir / 'run.json').exists()
   corpora = mixture.parse(data.source)
   if corpora:
-    return _open_mixture(corpora, data, vocab_size, workdir, processes)
+    return _open_mixture(corpora, data, vocab_size, workdir, processes, began)
+  return _open_single(data, vocab_size, workdir, processes, began)
+
+
+def _open_single(data: ConfigDict, vocab_size: int, workdir: epath.Path, processes: int,
+                 began: bool) -> Corpus:
+  """Opens token records or text; see `open_corpus`. `began`: the workdir has a run."""
   # Prepared records serve all runs. Text is prepared in the workdir, for this run alone.
-  if is_prepared(data.source):
+  prepared = is_prepared(data.source)
+  if prepared:
     where = data.source
     directory = epath.Path(where)
     # Records are memory-mapped, which needs a local folder.
@@ -97,22 +108,78 @@ def open_corpus(data: ConfigDict, vocab_size: int, workdir: epath.Path,
     _require_one_process(data.source, processes)
     where = directory = workdir / 'corpus'
     settings = _settings(data, None if data.vocab else vocab_size)
-    if not (directory / 'manifest.json').exists():
-      preparation.prepare(settings, os.fspath(directory))
-    # A resumed run must not read other data than before.
-    changed = preparation.changed_setting(directory, settings)
-    if changed:
-      name, before = changed
-      group = 'model' if name == 'vocab_size' else 'data'
-      raise UserError(f'{workdir} was made with {group}.{name}={before!r}, now it is '
-                      f'{getattr(settings, name)!r}: use another --workdir')
+    _prepare_once(settings, workdir, began)
   corpus = open_records(directory)
   if data.vocab:
     given = tokenizer_reader.load(data.vocab, data.lowercase)
+    remedy = ('leave data.vocab out, or prepare the text again with it' if prepared else
+              'give that vocabulary, or use another --workdir')
     require(tokenizer_base.digest(given) == tokenizer_base.digest(corpus.tokenizer),
             f'data.vocab={data.vocab} is not the vocabulary that made the records in '
-            f'{where}: leave data.vocab out, or prepare the text again with it')
+            f'{where}: {remedy}')
   return corpus
+
+
+def _prepare_once(settings: Settings, workdir: epath.Path, began: bool):
+  """Prepares text in workdir/corpus, unless its records are there.
+
+  Raises UserError if the records there are of other settings, or of another text and the
+  run began.
+  """
+  directory = workdir / 'corpus'
+  if (directory / 'manifest.json').exists():
+    before = records.read_manifest(directory)['settings']
+    # A vocabulary may lie in the workdir, which may move. So not its path counts, but its
+    # digest, which the caller compares.
+    both = settings.vocab and before.get('vocab')
+    asked = dataclasses.replace(settings, vocab=before['vocab']) if both else settings
+    # A resumed run must not read other data than before.
+    changed = preparation.changed_setting(directory, asked)
+    if changed:
+      name, value = changed
+      group = 'model' if name == 'vocab_size' else 'data'
+      raise UserError(f'{workdir} was made with {group}.{name}={value!r}, now it is '
+                      f'{getattr(settings, name)!r}: use another --workdir')
+    inputs = before.get('inputs')  # Beam stores none
+    if began and inputs:
+      _require_same_text(settings, inputs, directory)
+    elif inputs and inputs != _inputs(settings, directory):
+      _discard(directory)
+  if not (directory / 'manifest.json').exists():
+    preparation.prepare(settings, os.fspath(directory))
+
+
+def _inputs(settings: Settings, directory: epath.Path) -> list[str]:
+  return list(open_source(settings, directory / 'progress').inputs)
+
+
+def _require_same_text(settings: Settings, before: Sequence[str], directory: epath.Path):
+  """Raises UserError if a file is new, or has another size, since the run began.
+
+  A copy of a text on another machine has other times, so times do not count. The records
+  hold the text of the first step, so a run goes on without its files.
+  """
+  try:
+    now = _inputs(settings, directory)
+  except (UserError, Failed, OSError):
+    return
+  # An input ends with its time; see `corpus.Source`.
+  known = {file.rsplit(' ', 1)[0] for file in before}
+  for file in now:
+    name_and_size = file.rsplit(' ', 1)[0]
+    require(name_and_size in known,
+            f'{name_and_size.rsplit(" ", 1)[0]} is not the text with which this run '
+            'began: put that text back, or use another --workdir')
+
+
+def _discard(folder: epath.Path):
+  """Deletes a folder of a run that never began."""
+  if folder.exists():
+    # Renamed first: a kill must not leave a part of it under its name.
+    old = folder.parent / f'{folder.name}.replaced'
+    shutil.rmtree(old, ignore_errors=True)
+    folder.rename(old)
+    shutil.rmtree(old)
 
 
 def _require_one_process(source: str, processes: int):
@@ -126,8 +193,36 @@ def _settings(data: ConfigDict, vocab_size: int | None) -> Settings:
   return Settings(**{name: data[name] for name in fields}, vocab_size=vocab_size)
 
 
+def _train_once(texts: Sequence[Settings], workdir: epath.Path, began: bool):
+  """Trains workdir/vocabulary on the texts of a mixture, unless it is there.
+
+  Raises UserError if the run began with another size of it.
+  """
+  folder, size = workdir / 'vocabulary', texts[0].vocab_size
+  made_of = folder / 'made_of.json'  # older versions wrote none
+  # CONFIG is saved last, so a folder with it has a complete vocabulary.
+  complete = (folder / tokenizer_base.CONFIG).exists()
+  before = storage.read_json_if_any(made_of).get('texts') if complete else None
+  if began and complete:
+    # `_prepare_once` compares all the rest, for each text.
+    earlier = before[0]['vocab_size'] if before else size
+    require(earlier == size, f'{workdir} was made with model.vocab_size={earlier}, now it '
+            f'is {size}: use another --workdir')
+    return
+  now = [dataclasses.asdict(text) | {'inputs': _inputs(text, folder)} for text in texts]
+  if not began:
+    if now == before:
+      return
+    # Records of another vocabulary are useless.
+    for old in (folder, workdir / 'corpora'):
+      _discard(old)
+  preparation.train_vocabulary(texts, folder)
+  storage.write_whole(made_of, json.dumps({'texts': now}, indent=1) + '\n')
+
+
 def _open_mixture(corpora: Sequence[mixture.WeightedCorpus], data: ConfigDict,
-                  vocab_size: int, workdir: epath.Path, processes: int) -> Corpus:
+                  vocab_size: int, workdir: epath.Path, processes: int,
+                  began: bool) -> Corpus:
   """Opens the corpora of a mixture, which share a vocabulary.
 
   Without `data.vocab`, texts use the vocabulary of the first prepared records. If there
@@ -140,15 +235,14 @@ def _open_mixture(corpora: Sequence[mixture.WeightedCorpus], data: ConfigDict,
     record_sources = [group.source for group in groups if is_prepared(group.source)]
     vocab = (f'{record_sources[0]}/tokenizer' if record_sources
              else os.fspath(workdir / 'vocabulary'))
-    # CONFIG is saved last, so a folder with it has a complete vocabulary.
-    if not record_sources and not (epath.Path(vocab) / tokenizer_base.CONFIG).exists():
+    if not record_sources:
       _require_one_process(data.source, processes)
-      preparation.train_vocabulary([_settings(text, vocab_size) for text in texts],
-                                   epath.Path(vocab))
+      _train_once([_settings(text, vocab_size) for text in texts], workdir, began)
   groups = [config_fields.changed(group, {'vocab': vocab}) if group in texts else group
             for group in groups]
-  opened = [open_corpus(group, vocab_size, workdir / 'corpora' / str(i), processes)
-            for i, group in enumerate(groups)]
+  opened = [
+      _open_single(group, vocab_size, workdir / 'corpora' / str(i), processes, began)
+      for i, group in enumerate(groups)]
   first = opened[0]
   for group, corpus in zip(groups, opened):
     require(

@@ -340,6 +340,101 @@ def test_files_that_have_changed_since_are_told(tmp_path):
     preparation.prepare(settings, str(tmp_path / 'r'), 1)
 
 
+def _begin(workdir):
+  """Makes the workdir that of a run, not only of an attempt that failed."""
+  (pathlib.Path(workdir) / 'run.json').write_text('{}')
+
+
+def test_a_text_that_changed_before_the_run_began_is_prepared_again(tmp_path):
+  source = conftest.write_corpus(tmp_path / 'a.txt', conftest.make_documents(40))
+  before = _open(tmp_path / 'w', source).train.digest
+  written = os.stat(tmp_path / 'w/corpus/manifest.json').st_mtime_ns
+  assert _open(tmp_path / 'w', source).train.digest == before
+  assert os.stat(tmp_path / 'w/corpus/manifest.json').st_mtime_ns == written  # it is kept
+  conftest.write_corpus(tmp_path / 'a.txt', conftest.make_documents(50))
+  corpus = _open(tmp_path / 'w', source)
+  assert corpus.train.num_documents + corpus.heldout.num_documents == 50
+  assert corpus.train.digest == _open(tmp_path / 'v', source).train.digest != before
+  assert [path.name for path in (tmp_path / 'w').iterdir()] == ['corpus']
+  os.utime(source, (1, 1))  # a correction may leave the size as it was
+  _open(tmp_path / 'w', source)
+  assert json.loads((tmp_path / 'w/corpus/manifest.json').read_text())['settings']['inputs'] == [
+      f'{source} {os.path.getsize(source)} 1']
+
+
+@pytest.mark.parametrize('parts', ['{0}/*.txt', '{0}/a.txt=1,{0}/b.txt=1'])
+def test_a_text_that_changed_since_the_run_began_is_told(tmp_path, parts):
+  texts, workdir = tmp_path / 'my texts', tmp_path / 'w'
+  texts.mkdir()
+  for name in 'ab':
+    conftest.write_corpus(texts / f'{name}.txt', conftest.make_documents(40))
+  source = parts.format(texts)
+  before = _open(workdir, source).train.digest
+  _begin(workdir)
+  kept = _files(workdir)
+  os.utime(texts / 'a.txt', (1, 1))  # a copy on another machine
+  assert _open(workdir, source).train.digest == before
+  conftest.write_corpus(texts / 'b.txt', conftest.make_documents(50))
+  with pytest.raises(UserError) as e:
+    _open(workdir, source)
+  assert str(e.value) == (f'{texts}/b.txt is not the text with which this run began: put that '
+                          'text back, or use another --workdir')
+  (texts / 'b.txt').write_text('')  # unreadable
+  assert _open(workdir, source).train.digest == before
+  (texts / 'b.txt').unlink()
+  (texts / 'a.txt').unlink()
+  assert _open(workdir, source).train.digest == before
+  assert _files(workdir) == kept
+
+
+def test_the_vocabulary_of_a_mixture_is_that_of_its_fields_and_texts(tmp_path):
+  for name, seed in (('a', 0), ('b', 1)):
+    conftest.write_corpus(tmp_path / f'{name}.txt', conftest.make_documents(40, seed))
+  source, workdir = f'{tmp_path}/a.txt=1,{tmp_path}/b.txt=1', tmp_path / 'w'
+  small = _open(workdir, source, 72)
+  assert small.tokenizer.vocab_size == 72
+  assert _open(workdir, source, 72).train.digest == small.train.digest
+  for fields in ({'vocab_size': 90}, {'tokenizer': 'bpe', 'vocab_size': 300},
+                 {'lowercase': False}, {'heldout': 0.2}):
+    again = _open(workdir, source, **fields)
+    fresh = _open(tmp_path / f'fresh_{min(fields)}', source, **fields)
+    assert again.tokenizer.serialized() == fresh.tokenizer.serialized()
+    assert again.train.digest == fresh.train.digest
+  (tmp_path / 'b.txt').write_text((tmp_path / 'b.txt').read_text().replace('river', 'ocean'))
+  assert 'ocean' in _open(workdir, source).tokenizer.vocab
+  _begin(workdir)
+  with pytest.raises(UserError) as e:
+    _open(workdir, source, 90)
+  assert str(e.value) == (f'{workdir} was made with model.vocab_size=200, now it is 90: use '
+                          'another --workdir')
+  with pytest.raises(UserError, match='was made with data.lowercase=True, now it is False: use'):
+    _open(workdir, source, lowercase=False)
+  (workdir / 'vocabulary/made_of.json').unlink()  # as older versions left it
+  assert 'ocean' in _open(workdir, source, 90).tokenizer.vocab
+
+
+def test_a_workdir_moves_with_its_vocabulary(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  source = conftest.write_corpus(tmp_path / 'a.txt', conftest.make_documents(40))
+  mixture = _open('mix', f'{source}=1,{source}=1').train.digest
+  (tmp_path / 'one').mkdir()
+  _open('other', source, 72)
+  (tmp_path / 'other/corpus/tokenizer').rename('one/tokenizer')  # as init_from leaves it
+  one = _open('one', source, vocab='one/tokenizer').train.digest
+  for name in ('mix', 'one'):
+    _begin(name)
+    (tmp_path / name).rename(tmp_path / f'{name}_moved')
+  for folder in ('', f'{tmp_path}/'):
+    assert _open(f'{folder}mix_moved', f'{source}=1,{source}=1').train.digest == mixture
+    assert _open(f'{folder}one_moved', source,
+                 vocab=f'{folder}one_moved/tokenizer').train.digest == one
+  with pytest.raises(UserError) as e:
+    _open('one_moved', source, vocab='mix_moved/vocabulary')
+  assert str(e.value) == (
+      'data.vocab=mix_moved/vocabulary is not the vocabulary that made the records in '
+      'one_moved/corpus: give that vocabulary, or use another --workdir')
+
+
 def test_tfds_is_prepared_and_trained_on(tmp_path, poems, monkeypatch):
   monkeypatch.setenv('TFDS_DATA_DIR', str(poems))
   corpus = _prepare(tmp_path / 'r', 'tfds:poems', vocab_size=80, lines_are_sentences=True)
