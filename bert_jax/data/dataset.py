@@ -261,8 +261,12 @@ def _open_mixture(corpora: Sequence[mixture.WeightedCorpus], data: ConfigDict,
        for held, _ in held_out), np.zeros_like(counts))
   heldout = mixture.MixedRecords(
       tuple(held for held, _ in held_out), tuple(w for _, w in held_out))
-  return Corpus(
-      first.tokenizer, train, heldout, counts,
-      preparation.cross_entropy(heldout_counts, counts),
-      tuple(f'{group.source}: {note}'
-            for group, c in zip(groups, opened) for note in c.notes))
+  notes = [f'{group.source}: {note}'
+           for group, c in zip(groups, opened) for note in c.notes]
+  # This reads all of the text, so a resumed run does not count again.
+  seen, total = (0, 0) if began else mixture.count_seen(heldout, train)
+  if seen:
+    notes.append(f'{seen:,} of {total:,} held-out sentences occur in the training text of '
+                 'a part: a mixture leaves out only those of the same part')
+  return Corpus(first.tokenizer, train, heldout, counts,
+                preparation.cross_entropy(heldout_counts, counts), tuple(notes))

@@ -82,6 +82,41 @@ class MixedRecords(NamedTuple):
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
+def _sentence_hashes(records: Records) -> Iterator[np.ndarray]:
+  """Yields a hash of the tokens of each sentence, [S] uint64, about 2**20 tokens at once."""
+  rng = np.random.default_rng(0)
+  of_token, of_place = (rng.integers(1 << 63, size=1 << 16, dtype=np.uint64) * 2 + 1
+                        for _ in range(2))
+  for shard in records.shards:
+    ends = np.cumsum(shard.sentences, dtype=np.int64)
+    first = 0
+    while first < len(ends):
+      begin = int(ends[first - 1]) if first else 0
+      after = max(int(np.searchsorted(ends, begin + (1 << 20))), first + 1)
+      lengths = np.asarray(shard.sentences[first:after], np.int64)
+      starts = np.cumsum(lengths) - lengths
+      ids = np.asarray(shard.tokens[begin:int(ends[after - 1])], np.int64)
+      place = np.arange(len(ids)) - np.repeat(starts, lengths)
+      # Two tables, because a vocabulary may have more entries than one.
+      mixed = of_token[ids & 0xffff] + of_place[ids >> 16]
+      yield np.add.reduceat(mixed * of_place[place], starts)
+      first = after
+
+
+def count_seen(heldout: MixedRecords, train: MixedRecords) -> tuple[int, int]:
+  """(held-out sentences that occur in the training text of any corpus, all of them)."""
+  held = [x for corpus in heldout.corpora for x in _sentence_hashes(corpus)]
+  if not held:
+    return 0, 0
+  held, copies = np.unique(np.concatenate(held), return_counts=True)
+  seen = np.zeros(len(held), bool)
+  for corpus in train.corpora:
+    for hashes in _sentence_hashes(corpus):
+      place = np.minimum(np.searchsorted(held, hashes), len(held) - 1)
+      seen[place[held[place] == hashes]] = True
+  return int(copies[seen].sum()), int(copies.sum())
+
+
 @dataclasses.dataclass(frozen=True)
 class Plan:
   """The corpus of every row of a run.

@@ -413,6 +413,26 @@ def test_the_vocabulary_of_a_mixture_is_that_of_its_fields_and_texts(tmp_path):
   assert 'ocean' in _open(workdir, source, 90).tokenizer.vocab
 
 
+def test_held_out_sentences_in_the_training_text_of_another_part_are_counted(tmp_path):
+  documents = conftest.make_documents(300)
+  a = conftest.write_corpus(tmp_path / 'a.txt', documents)
+  # A document with another sentence has another hash, so it may be held out in one part only.
+  b = conftest.write_corpus(tmp_path / 'b.txt', [
+      [f'Page {i} is a copy.', *document] for i, document in enumerate(documents)])
+  corpus = _open(tmp_path / 'w', f'{a}=1,{b}=1')
+  train, held = ([s for part in split.corpora for d in _sentences(corpus, part) for s in d]
+                 for split in (corpus.train, corpus.heldout))
+  seen = sum(s in set(train) for s in held)
+  assert len(held) > seen > 100
+  assert corpus.notes[-1] == (
+      f'{seen:,} of {len(held):,} held-out sentences occur in the training text of a part: a '
+      'mixture leaves out only those of the same part')
+  _begin(tmp_path / 'w')
+  assert corpus.notes[:-1] == _open(tmp_path / 'w', f'{a}=1,{b}=1').notes
+  alone = _open(tmp_path / 'v', f'{a}=1,{a}=2')  # the same documents are held out
+  assert not any('of a part' in note for note in alone.notes)
+
+
 def test_a_workdir_moves_with_its_vocabulary(tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   source = conftest.write_corpus(tmp_path / 'a.txt', conftest.make_documents(40))
