@@ -25,6 +25,7 @@ from bert_jax.interop.pretrained import Pretrained
 from bert_jax.interop.sentence_layout import SentenceLayout
 from bert_jax.interop.sparse_layout import SparseLayout
 from bert_jax.model.bert_config import BertConfig
+from bert_jax.runtime import sealed
 from bert_jax.runtime.console import print_summary
 from bert_jax.tasks import late_interaction, task_list
 from bert_jax.training import lora
@@ -223,12 +224,14 @@ def unset_vocabulary(config: ConfigDict, model: Pretrained | None,
                      workdir: epath.Path) -> dict[str, Any]:
   """The fields for reading text with the model's vocabulary, if the config has no other.
 
-  Saves the vocabulary in the workdir, where a resumed run (model=None) finds it.
+  Saves the vocabulary in the workdir, where a resumed run (model=None) finds it. The
+  intact vocabulary of an earlier run stays, because the run may yet be refused.
   """
-  folder = workdir / 'tokenizer'
+  folder, run_json = workdir / 'tokenizer', workdir / 'run.json'
   if config.data.vocab or dataset.is_prepared(config.data.source):
     return {}
-  if model:
+  earlier = sealed.read(run_json) if run_json.exists() else {}
+  if model and earlier.get('tokenizer') != sealed.digests(folder):
     model.tokenizer.save(folder)
   # A tokenizer without this setting gives None.
   lowercase = tokenizer_reader.load(folder).lowercase
@@ -250,13 +253,17 @@ def with_head_of(model: Pretrained, task: str, labels: Sequence[str]) -> Pretrai
 
 
 def check_vocabulary(what: str, name: str, model: Pretrained, corpus: Tokenizer,
-                     folder: epath.Path):
+                     folder: epath.Path, of_the_run: bool):
   """Raises UserError if a model and the corpus have different vocabularies.
 
-  Before it raises, it saves the model's vocabulary in `folder`: the remedy in the message
-  uses it.
+  `of_the_run` says that the corpus is read with the vocabulary of an earlier run in this
+  workdir. Otherwise the model's vocabulary is first saved in `folder`, because the remedy
+  in the message uses it.
   """
   if tokenizer_base.digest(model.tokenizer) != tokenizer_base.digest(corpus):
+    require(not of_the_run,
+            f'{what}={name} has another vocabulary than the run in {folder.parent}: give '
+            f'the {what} of that run, or use another --workdir')
     if not jax.process_index():
       model.tokenizer.save(folder)
     raise UserError(f'{what}={name} has another vocabulary than the corpus: leave out '

@@ -70,12 +70,13 @@ def make_job(config: FrozenConfigDict, model: Pretrained | None, mesh: Mesh,
   notes = [f'model.vocab_size={asked:,}: the corpus gives '
            f'{corpus.tokenizer.vocab_size:,} entries'] * (
                trained and corpus.tokenizer.vocab_size < asked)
+  of_the_run = 'data.vocab' in fields and (workdir / 'run.json').exists()
   # An id must mean the same token to every model of the run.
   for field, name, other in (('init_from', config.init_from, model),
                              ('teacher', config.teacher, teacher)):
     if other:
       initial.check_vocabulary(field, name, other, corpus.tokenizer,
-                               workdir / 'vocabulary')
+                               workdir / 'vocabulary', of_the_run)
   if model:
     initial.check_sizes(config, model)
 

@@ -273,3 +273,35 @@ def test_a_deeper_student_says_that_it_begins_at_random(corpus_file, tmp_path, c
   capsys.readouterr()
   run.run(c, str(tmp_path / 'run'))
   assert 'student         starts from random values: the teacher' in capsys.readouterr().out
+
+
+def test_a_refused_teacher_leaves_the_vocabulary_of_the_run(corpus_file, tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  for name in ('teacher', 'other'):
+    made_tasks.with_head(tmp_path / name, '', (), ('mlm',))
+  (tmp_path / 'other/tokenizer.json').unlink()
+  vocab = tmp_path / 'other/vocab.txt'
+  words = vocab.read_text().splitlines()
+  vocab.write_text('\n'.join([*words[:-2], words[-1], words[-2]]) + '\n')
+
+  def c(teacher):
+    return conftest.tiny_config(corpus_file, train_steps=1, max_len=16, objective='distillation',
+                                teacher=teacher, **{
+                                    'optimizer.warmup_steps': 0,
+                                    'data.sequences': 'full_sentences'})
+
+  def files():
+    return {path: path.read_bytes() for path in pathlib.Path('run').rglob('*')
+            if path.is_file()}
+
+  run.run(c('teacher'), 'run')
+  before = files()
+  with pytest.raises(UserError) as e:
+    run.run(c('other'), 'run')
+  assert str(e.value) == ('teacher=other has another vocabulary than the run in run: give the '
+                          'teacher of that run, or use another --workdir')
+  assert files() == before
+  # The vocabulary is replaced only after damage, and then by the teacher of the run.
+  pathlib.Path('run/tokenizer/vocab.txt').write_text('damage')
+  run.run(c('teacher'), 'run')
+  assert files() == before
