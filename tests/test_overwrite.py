@@ -194,21 +194,23 @@ def test_the_files_of_a_report_appear_together(tmp_path, monkeypatch):
 def test_a_converted_model_is_replaced_on_demand(folder, tmp_path):
   source, out = str(folder / 'model'), tmp_path / 'out'
   shutil.copytree(source, out)
-  (out / 'stale').write_text('of the one before')
+  stale = out / 'encoder.stablehlo'  # which only another format writes
+  stale.write_text('of the one before')
   message = 'already exists: give another --output, or --overwrite to replace it'
   with pytest.raises(UserError, match=message):
     conversion.convert(source, str(out), 'bert_jax')
   with pytest.raises(UserError, match='bad.* is not a folder here'):
     conversion.convert(str(tmp_path / 'bad'), str(out), 'bert_jax', overwrite=True)
-  assert (out / 'stale').exists()  # a mistake replaces nothing
+  assert stale.exists()  # a mistake replaces nothing
   conversion.convert(source, str(out), 'bert_jax', overwrite=True)
-  assert not (out / 'stale').exists() and (out / 'bert.json').exists()
+  assert not stale.exists() and (out / 'bert.json').exists()
   assert [p.name for p in tmp_path.iterdir()] == ['out']
   with pytest.raises(UserError, match='--overwrite has no effect here: --verify writes nothing'):
     conversion.convert(source, str(out), None, verify_only=True, overwrite=True)
 
 
-@pytest.mark.parametrize('content', [['notes.txt'], ['run.json', 'config.json'], ['.git']])
+@pytest.mark.parametrize('content', [
+    ['notes.txt'], ['run.json', 'config.json'], ['.git'], ['config.json', 'README.md']])
 def test_a_folder_that_is_no_converted_model_is_never_replaced(folder, tmp_path, content):
   for name in content:
     (tmp_path / name).write_text('{}')
@@ -216,6 +218,34 @@ def test_a_folder_that_is_no_converted_model_is_never_replaced(folder, tmp_path,
     with pytest.raises(UserError, match='already exists and is not only a converted model: give'):
       conversion.convert(str(folder / 'model'), str(tmp_path), 'bert_jax', overwrite=overwrite)
   assert sorted(p.name for p in tmp_path.iterdir()) == sorted(content)
+
+
+@pytest.mark.parametrize('name', ['data.csv', 'src/main.py', '.git/HEAD', 'tokenizer/notes.txt'])
+def test_a_converted_model_with_another_file_is_never_replaced(folder, tmp_path, name):
+  out = tmp_path / 'out'
+  shutil.copytree(folder / 'model', out)
+  (out / name).parent.mkdir(exist_ok=True)
+  (out / name).write_text('mine')
+  for overwrite in (False, True):
+    with pytest.raises(UserError) as error:
+      conversion.convert(str(folder / 'model'), str(out), 'bert_jax', overwrite=overwrite)
+    assert str(error.value) == (
+        f'--output={out} holds {name}, which is not part of a converted model: nothing is '
+        'replaced, use another --output')
+  assert (out / name).read_text() == 'mine' and (out / 'model.safetensors').exists()
+
+
+@pytest.mark.parametrize('to', conversion.FORMATS)
+def test_each_format_is_replaced(folder, tmp_path, to):
+  """With the modules and prompts of an encoder for texts."""
+  out, source = tmp_path / 'out', str(folder / 'model')
+  if to == 'bert_jax':
+    conversion.convert(source, str(tmp_path / 'texts'), 'sentence_transformers')
+    source = str(tmp_path / 'texts')
+  conversion.convert(source, str(out), to)
+  (out / 'README.md').write_text('of the one before')
+  conversion.convert(source, str(out), to, overwrite=True)
+  assert 'of the one before' not in ''.join(p.read_text() for p in out.glob('README.md'))
 
 
 def test_the_source_is_never_replaced(folder, tmp_path):
@@ -264,9 +294,9 @@ def test_a_link_to_a_replaced_folder_stays(folder, command, tmp_path):
   shutil.rmtree(tmp_path / 'disk')
   conversion.convert(str(folder / 'model'), str(tmp_path / 'disk'), 'bert_jax')
   for _ in range(2):
-    (tmp_path / 'disk/stale').write_text('of the one before')
+    (tmp_path / 'disk/encoder.stablehlo').write_text('of the one before')
     conversion.convert(str(folder / 'model'), str(tmp_path / 'link'), 'bert_jax', overwrite=True)
-    assert not (tmp_path / 'disk/stale').exists()
+    assert not (tmp_path / 'disk/encoder.stablehlo').exists()
   assert os.readlink(tmp_path / 'link') == 'disk'
   assert sorted(path.name for path in tmp_path.iterdir()) == ['disk', 'link']
 

@@ -1,6 +1,7 @@
 """Converts checkpoints between formats, and verifies every conversion."""
 
 import contextlib
+import fnmatch
 import functools
 import os
 import pathlib
@@ -9,6 +10,7 @@ import tempfile
 
 from etils import epath
 
+from bert_jax.data.tokenizers import spiece
 from bert_jax.errors import require, require_flag
 from bert_jax.interop import (
   hub,
@@ -32,6 +34,17 @@ FORMATS = {'huggingface': huggingface,
            'stablehlo': stablehlo,
            'sentence_transformers': sentence_transformers,
            'onnx': onnx_folder}
+_WEIGHTS = 'model.safetensors'
+_TOKENIZER = ('tokenizer.json', 'tokenizer_config.json', 'vocab.txt', spiece.FILE)
+_TEXTS = (text_layout.FILE, text_layout.SETTINGS, text_layout.ENCODER_SETTINGS,
+          *(f'[0-9]_*/{name}' for name in ('config.json', text_layout.WEIGHTS)))
+# The files that the formats write, as patterns. Here * also matches /.
+_WRITTEN = (
+    'README.md', 'config.json', _WEIGHTS, *_TOKENIZER, *_TEXTS,
+    native.CHECKPOINT_FILE, 'params/*', *(f'tokenizer/{name}' for name in _TOKENIZER),
+    *(f'sentence/{name}' for name in _TEXTS), stablehlo.FILE,
+    *(f'{name}{end}' for name in (onnx_folder.FILE, onnx_folder.QUANTIZED)
+      for end in ('', '_data')))
 
 
 def _write(model: Pretrained, directory: epath.Path, to: str, opset: int | None = None):
@@ -160,18 +173,32 @@ def _check_equal(source: str, model: Pretrained, directory: epath.Path):
   print_summary([('equal', f'{source} and {directory} hold the same model')])
 
 
+def _stranger(directory: epath.Path) -> str:
+  """Returns a file in a converted model that `convert` did not write; '' = none."""
+  folder = pathlib.Path(directory)
+  files = (path.relative_to(folder).as_posix() for path in sorted(folder.rglob('*'))
+           if path.is_symlink() or not path.is_dir())
+  return next((name for name in files
+               if not any(fnmatch.fnmatchcase(name, x) for x in _WRITTEN)), '')
+
+
 def _check_replaced(source: str, directory: epath.Path, overwrite: bool):
   """Raises UserError unless an existing output may be replaced and --overwrite is set."""
   # Only an output of `convert` is replaced: never a run, nor a folder with the source.
   is_model = (
       directory.is_dir() and not (directory / native.WORKDIR_FILE).exists()
-      and any((directory / name).exists()
-              for name in ('config.json', native.CHECKPOINT_FILE, stablehlo.FILE)))
+      and any((directory / name).exists() for name in (
+          _WEIGHTS, native.CHECKPOINT_FILE, stablehlo.FILE, onnx_folder.FILE)))
   inside = pathlib.Path(os.path.realpath(source)).is_relative_to(
       os.path.realpath(directory))
   exists = f'--output={directory} already exists'
   require(is_model and not inside,
           f'{exists} and is not only a converted model: give another --output')
+  # The folder may hold files of the user, which must not be lost.
+  stranger = _stranger(directory)
+  require(not stranger,
+          f'--output={directory} holds {stranger}, which is not part of a converted model: '
+          'nothing is replaced, use another --output')
   require(overwrite, f'{exists}: give another --output, or --overwrite to replace it')
 
 
