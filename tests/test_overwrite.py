@@ -173,6 +173,21 @@ def test_each_file_of_an_evaluation_is_kept(tmp_path, ending):
   assert [p.read_text() for p in tmp_path.iterdir()] == ['mine']
 
 
+@pytest.mark.parametrize('suite, name, data', [
+    ('minimal_pairs', 'x.pairs.jsonl', 'x.pairs.jsonl'), ('minimal_pairs', 'x.pairs.jsonl', '*.jsonl'),
+    ('masked_lm', 'x.md', 'x.md'), ('masked_lm', 'x.batches.jsonl', '**/x.*'),
+    ('task', 'x.json', 'link.tsv'), ('glue', 'x.runs', 'x.runs')])
+def test_no_file_of_an_evaluation_replaces_its_data(tmp_path, suite, name, data):
+  (tmp_path / name).write_text('mine')
+  (tmp_path / 'link.tsv').symlink_to(name)
+  beside = '' if name == 'x.json' else f': {tmp_path}/{name}'
+  with pytest.raises(UserError) as error:
+    suites.run('nowhere', suite, f'{tmp_path}/{data}', str(tmp_path / 'x.json'), {}, overwrite=True)
+  assert str(error.value) == (f'--output={tmp_path}/x.json{beside} would overwrite what this '
+                              'command reads: give another --output')
+  assert (tmp_path / name).read_text() == 'mine'
+
+
 def test_the_files_of_a_report_appear_together(tmp_path, monkeypatch):
   table = report.Report({'a': 1}, ('name', 'value'), [['x', 0.5]], 'value', {'.run': 'q Q0 d 1 1'})
   monkeypatch.setattr(report, '_picture', lambda _: 1 / 0)

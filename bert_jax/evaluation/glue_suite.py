@@ -31,6 +31,7 @@ from bert_jax.runtime import storage
 # The fraction of the training examples that chooses the rate and the epoch.
 _APART = 0.1
 _MOST_APART = 2000
+FOLDER = '.runs'  # the suffix of the folder of the runs, next to the report
 _DEV = {'mnli': 'dev_matched'}  # others: dev
 
 

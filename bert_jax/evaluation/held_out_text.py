@@ -20,6 +20,7 @@ from bert_jax.evaluation.report import Report
 from bert_jax.inference import forward, json_lines
 from bert_jax.inference.bert import Bert
 
+SUMS = '.batches.jsonl'  # the suffix of the sums of all batches, next to the report
 _BATCH_TOKENS = 8192
 _LARGEST_EXPONENT = 700.0  # of a double
 
@@ -110,7 +111,7 @@ def evaluate(bert: Bert, source: str, path: epath.Path, *, rate: float = 0.15,
       for document in corpus.read_file(file, corpus.format_of(file, 'auto'), 'text')]
   pieces = list(_pieces(bert, documents, max_len))
   require(bool(pieces), f'--data={source} holds no text')
-  lines = _loss_sums(bert, pieces, path.with_suffix('.batches.jsonl'),
+  lines = _loss_sums(bert, pieces, path.with_suffix(SUMS),
                      {'rate': rate, 'length': max_len, 'seed': seed})
   count, tokens = sum(line['tokens'] for line in lines), sum(map(len, pieces))
   loss = sum(line['loss'] for line in lines) / count

@@ -24,6 +24,7 @@ from bert_jax.inference import json_lines
 from bert_jax.inference.bert import Bert
 from bert_jax.labelled import table
 
+SCORES = '.pairs.jsonl'  # the suffix of the scores of all pairs, next to the report
 _BLIMP = ('sentence_good', 'sentence_bad', 'UID', 'linguistics_term')
 _EWOK = ('Target1', 'Target2', 'Domain', 'Context1')
 _PAIRS_AT_ONCE = 512  # a kill loses the scores of one such window
@@ -151,7 +152,7 @@ def evaluate(bert: Bert, source: str, path: epath.Path) -> Report:
   pairs = read(source)
   # Before the first score: a bad sentence must not cost hours.
   _check_lengths(bert, pairs)
-  lines = _score(bert, pairs, path.with_suffix('.pairs.jsonl'))
+  lines = _score(bert, pairs, path.with_suffix(SCORES))
   is_right = np.array([line['good'] > line['bad'] for line in lines])
   paradigm_of = np.array([pair.paradigm for pair in pairs])
   phenomenon_of = np.array([pair.phenomenon for pair in pairs])

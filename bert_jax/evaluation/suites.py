@@ -27,6 +27,12 @@ SUITES = {
     'mteb': ('tasks',),
     'task': ('task', 'fields', 'max_len', 'batch_size'),
 }
+# The suffixes of the files beside the report that a suite writes.
+_BESIDE = {
+    'minimal_pairs': (minimal_pairs.SCORES,),
+    'masked_lm': (held_out_text.SUMS,),
+    'glue': (glue_suite.FOLDER,),
+}
 
 
 def run(model: str, suite: str, data: str, output: str, options: dict[str, Any],
@@ -59,6 +65,9 @@ def run(model: str, suite: str, data: str, output: str, options: dict[str, Any],
             f'--{name} has no effect here: --suite={suite} does not use it')
   path, options = epath.Path(output), dict(options)
   storage.make_parent('--output', path)
+  # Before any work: a file beside the report may be the data.
+  beside = map(path.with_suffix, _BESIDE.get(suite, ()))
+  storage.spare('--output', output, [*beside, *report.files(path)], [data])
   if not overwrite:
     runs = ([retrieval.RUN] * (suite == 'retrieval')
             + [retrieval.RERANKED] * ('rerank' in options))
@@ -67,7 +76,7 @@ def run(model: str, suite: str, data: str, output: str, options: dict[str, Any],
     twin = options.pop('twin', False)
     # The runs load the model themselves: it stays on the host here.
     result = glue_suite.evaluate(load_lib.load(model, step, allow_older), data,
-                                 path.with_suffix('.runs'), glue_suite.Recipe(**options),
+                                 path.with_suffix(glue_suite.FOLDER), glue_suite.Recipe(**options),
                                  twin)
   else:
     bert = bert_lib.load(model, step, allow_older)

@@ -4,7 +4,7 @@ epath reads and writes buckets through gcsfs or TensorFlow. Memory-mapped files 
 copies.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 import contextlib
 import glob
 import hashlib
@@ -140,6 +140,18 @@ def keep(flag: str, output: str, *paths: epath.Path):
             'to replace it')
 
 
+def spare(flag: str, output: str, paths: Iterable[epath.Path],
+          sources: Iterable[str | None]):
+  """Raises UserError if a file of an output is one of the files or globs `sources`."""
+  read = {os.path.realpath(path) for source in sources if source
+          for path in (source, *glob.glob(source, recursive=True))}
+  for path in paths:
+    other = '' if path == epath.Path(output) else f': {path}'
+    require(os.path.realpath(path) not in read,
+            f'{flag}={output}{other} would overwrite what this command reads: give another '
+            f'{flag}')
+
+
 @contextlib.contextmanager
 def exclusive(flag: str, output: str | None, *sources: str | None,
               overwrite: bool = True) -> Iterator[None]:
@@ -160,9 +172,7 @@ def exclusive(flag: str, output: str | None, *sources: str | None,
     return
   require(not os.path.exists(output) or os.path.isfile(output) or os.path.isdir(output),
           f'{flag}={output} is a device or a pipe: give a file')
-  read = [path for source in sources if source for path in (source, *glob.glob(source))]
-  require(os.path.realpath(output) not in map(os.path.realpath, read),
-          f'{flag}={output} would overwrite what this command reads: give another {flag}')
+  spare(flag, output, [epath.Path(output)], sources)
   # The lock is in the cache folder, so that it leaves no file next to the output.
   name = hashlib.sha256(os.path.realpath(output).encode()).hexdigest()[:16]
   lock = filelock.FileLock(host.cache_folder() / 'locks' / name, blocking=False)
