@@ -250,9 +250,10 @@ def read(directory: epath.Path, config: BertConfig,
   modules = listed(directory)
   path = directory / text_layout.SETTINGS
   settings = storage.read_json_if_any(path)
+  encoder = directory / modules[0].path
+  text_layout.check_encoder(encoder)
   if len(modules) == 1 and settings.get('model_type') != cross_layout.KIND:
     return None
-  encoder = directory / modules[0].path
   texts = text_layout.read(settings, path, encoder, config.max_positions, tokenizer)
   if len(modules) == 1:
     return cross_layout.read(settings, path, texts)

@@ -30,6 +30,19 @@ SETTINGS, ENCODER_SETTINGS = (
 # Older folders name this file after the class of their encoder. The first one counts.
 _OLD_ENCODER_SETTINGS = [f'sentence_{kind}_config.json' for kind in (
     'roberta', 'distilbert', 'camembert', 'albert', 'xlm-roberta')]
+# The output of the model that counts, and its name: the defaults of each transformer_task.
+_ENCODER = 'feature-extraction'
+_OUTPUTS = {_ENCODER: ('last_hidden_state', 'token_embeddings'),
+            'fill-mask': ('logits', 'token_embeddings'),
+            'sequence-classification': ('logits', 'scores')}
+# Arguments for the loading and the calls of a model, by their new and old names.
+_ARGUMENTS = ('model_kwargs', 'model_args', 'processor_kwargs', 'tokenizer_args',
+              'config_kwargs', 'config_args', 'processing_kwargs')
+# Those that change no output for a text.
+_HARMLESS = ('trust_remote_code', 'attn_implementation', 'low_cpu_mem_usage', 'device_map',
+             'use_safetensors', 'use_fast', 'use_cache', 'add_pooling_layer',
+             'output_hidden_states', 'image', 'audio', 'video', 'chat_template')
+_FULL_PRECISION = ('auto', 'float32', 'torch.float32')
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -114,6 +127,33 @@ def encoder_settings(encoder: epath.Path) -> dict[str, Any]:
   files = (storage.read_json_if_any(encoder / name)
            for name in (ENCODER_SETTINGS, *_OLD_ENCODER_SETTINGS))
   return next(filter(None, files), {})
+
+
+def _acting(contents: Any) -> Any:
+  """Returns the part of some arguments that may change outputs; falsy = none."""
+  if not isinstance(contents, dict):
+    return contents
+  return {x: value for x, value in contents.items()
+          if x not in _HARMLESS and value not in (None, {})
+          and not (x in ('torch_dtype', 'dtype') and value in _FULL_PRECISION)}
+
+
+def check_encoder(encoder: epath.Path):
+  """Raises UserError for a setting of the encoder that bert_jax does not apply."""
+  limits = encoder_settings(encoder)
+  where = f'{encoder / ENCODER_SETTINGS}: bert_jax does not apply'
+  for name in _ARGUMENTS:
+    acting = _acting(limits.get(name))
+    require(not acting, f'{where} {name}={acting!r}: use a model without it')
+  modalities = limits.get('modality_config')
+  if modalities is not None:
+    task, place = limits.get('transformer_task', _ENCODER), limits.get('module_output_name')
+    text = modalities.get('text') if isinstance(modalities, dict) else modalities
+    output, default = _OUTPUTS.get(str(task), (None, None))
+    require(text == {'method': 'forward', 'method_output_name': output}
+            and place in (None, default),
+            f'{where} modality_config={modalities!r} with module_output_name={place!r}: it '
+            f'knows only the output of a text that is the default of transformer_task={task!r}')
 
 
 def tensors(folder: epath.Path) -> dict[str, np.ndarray]:

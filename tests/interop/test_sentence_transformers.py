@@ -245,6 +245,49 @@ def test_mistakes(tmp_path, encoder, name, change, message):
     load_lib.load(folder)
 
 
+@pytest.mark.parametrize('fields', [
+    {'processing_kwargs': {'text': {'max_length': 10}}}, {'model_args': {'hidden_act': 'relu'}},
+    {'tokenizer_args': {'model_max_length': 12}}, {'config_kwargs': {'hidden_act': 'relu'}}])
+@pytest.mark.parametrize('modules', [1, 2])
+def test_arguments_that_change_outputs_are_refused(tmp_path, encoder, fields, modules):
+  folder = made(tmp_path / 'model', encoder)
+  changed(folder, 'sentence_bert_config.json', lambda x: x | fields)
+  changed(folder, 'modules.json', lambda x: x[:modules])
+  with pytest.raises(UserError) as error:
+    load_lib.load(folder)
+  (name, value), = fields.items()
+  assert str(error.value) == (f'{folder}/sentence_bert_config.json: bert_jax does not apply '
+                              f'{name}={value!r}: use a model without it')
+
+
+@pytest.mark.parametrize('output, name', [('pooler_output', 'sentence_embedding'),
+                                          (['hidden_states', 1], 'token_embeddings')])
+@pytest.mark.parametrize('modules', [1, 2])
+def test_other_outputs_of_an_encoder_are_refused(tmp_path, encoder, output, name, modules):
+  folder = made(tmp_path / 'model', encoder)
+  outputs = {'text': {'method': 'forward', 'method_output_name': output}}
+  changed(folder, 'sentence_bert_config.json',
+          lambda x: x | {'modality_config': outputs, 'module_output_name': name})
+  changed(folder, 'modules.json', lambda x: x[:modules])
+  with pytest.raises(UserError) as error:
+    load_lib.load(folder)
+  assert str(error.value) == (
+      f'{folder}/sentence_bert_config.json: bert_jax does not apply modality_config={outputs} with '
+      f'module_output_name={name!r}: it knows only the output of a text that is the default of '
+      "transformer_task='feature-extraction'")
+
+
+def test_arguments_without_an_effect_are_not_refused(tmp_path, encoder):
+  folder = made(tmp_path / 'model', encoder)
+  changed(folder, 'sentence_bert_config.json', lambda x: x | {
+      'processing_kwargs': {'text': {}}, 'tokenizer_args': {}, 'config_args': None,
+      'model_args': {'torch_dtype': 'float32', 'attn_implementation': 'eager',
+                     'trust_remote_code': True, 'add_pooling_layer': False}})
+  # The package itself refuses a table that is null.
+  np.testing.assert_allclose(bert_jax.from_pretrained(folder).embed(TEXTS),
+                             theirs(made(tmp_path / 'plain', encoder)), atol=1e-5)
+
+
 def test_a_pickle_is_not_read(tmp_path, encoder):
   folder = made(tmp_path / 'model', encoder, dense(torch.nn.Tanh()))
   (tmp_path / 'model/2_Dense/model.safetensors').rename(
