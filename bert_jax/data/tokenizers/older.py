@@ -36,6 +36,7 @@ class Folder(NamedTuple):
   settings: Mapping[str, Any]  # tokenizer_config.json, updated by special_tokens_map.json
   title: str  # the tokenizer's class, "BertTokenizer", or the model_type; '' = unknown
   added: Mapping[int, tokenizers.AddedToken]  # by id
+  is_generic: bool = False  # transformers takes its tokenizer.json as it is
 
   @property
   def kind(self) -> str:
@@ -90,7 +91,10 @@ def read_folder(directory: epath.Path) -> Folder:
   # Newer folders list added tokens, with their flags, in the config. transformers then
   # ignores the two older files.
   decoder = config.get('added_tokens_decoder')
-  folder = Folder(config if decoder else {**config, **names}, title, {})
+  # transformers never uses the class that a ModernBERT's folder names.
+  is_generic = ((titles[0] or titles[1]).startswith('PreTrained')
+                or titles[2] == 'modernbert')
+  folder = Folder(config if decoder else {**config, **names}, title, {}, is_generic)
   with library_checks.as_user_error(f'{directory} has added tokens that are malformed'):
     if decoder:
       tokens = {int(i): token(x) for i, x in decoder.items()}

@@ -25,6 +25,11 @@ _OLDER = {
 # Tokenizer classes of transformers that read these files; each also has a form "...Fast".
 _CLASSES = ('Bert', 'DistilBert', 'Electra', 'MPNet', 'Roberta', 'XLMRoberta',
             'Camembert', 'Albert', 'DebertaV2')
+# Classes, as `Folder.kind`, that replace these settings of a tokenizer.json by their own.
+_REPLACE_FLAGS = ('bert', 'distilbert', 'electra', 'mpnet', 'layoutlm', 'mobilebert',
+                  'squeezebert', 'funnel', 'splinter', 'lxmert')
+_FLAGS = {'do_lower_case': 'lowercase', 'strip_accents': 'strip_accents',
+          'tokenize_chinese_chars': 'handle_chinese_chars'}
 # Programs that split a text into words before the vocabulary is looked up.
 _WORD_SPLITTERS = {'mecab': 'MeCab', 'sudachi': 'Sudachi', 'jumanpp': 'Juman++'}
 _SHORTEST = 8  # the smallest plausible model_max_length
@@ -114,6 +119,18 @@ def _with_capitals(normalizer: Any) -> Any:
   return normalizer | ({'lowercase': False} if is_berts else {})
 
 
+def _with_flags(normalizer: Any, folder: older.Folder) -> Any:
+  """Returns BERT's normalizer with the flags of the config, as AutoTokenizer does."""
+  is_berts = isinstance(normalizer, dict) and normalizer.get('type') == 'BertNormalizer'
+  if folder.is_generic or folder.kind not in _REPLACE_FLAGS or not is_berts:
+    return normalizer
+  flags = {ours: folder.flag(name, None) for name, ours in _FLAGS.items()
+           if name in folder.settings}
+  # Only strip_accents has a meaning for null: it follows the lower-casing.
+  return normalizer | {name: value for name, value in flags.items()
+                       if value is not None or name == 'strip_accents'}
+
+
 def _read(path: epath.Path, folder: older.Folder,
           lowercase: bool | None) -> base.Tokenizer:
   if path.suffix == '.model' and not _OLDER.get(path.name):
@@ -123,6 +140,8 @@ def _read(path: epath.Path, folder: older.Folder,
   if path.suffix != '.json':
     return older.read_wordpiece(path, folder, lowercase)
   settings = storage.read_json(path)
+  if 'normalizer' in settings:  # a new key would change the digest
+    settings['normalizer'] = _with_flags(settings['normalizer'], folder)
   if lowercase is False:
     settings['normalizer'] = _with_capitals(settings.get('normalizer'))
   return library.LibraryTokenizer(settings, path, folder.named, folder.markers)
