@@ -19,6 +19,8 @@ from bert_jax.data.tokenizers import reader as tokenizer_reader
 from bert_jax.errors import Failed, UserError, require
 from bert_jax.runtime import storage
 
+_COUNTED = 500_000_000  # tokens that a start can search: some 20 seconds
+
 
 class Corpus(NamedTuple):
   """A tokenized corpus."""
@@ -263,10 +265,12 @@ def _open_mixture(corpora: Sequence[mixture.WeightedCorpus], data: ConfigDict,
       tuple(held for held, _ in held_out), tuple(w for _, w in held_out))
   notes = [f'{group.source}: {note}'
            for group, c in zip(groups, opened) for note in c.notes]
-  # This reads all of the text, so a resumed run does not count again.
-  seen, total = (0, 0) if began else mixture.count_seen(heldout, train)
-  if seen:
-    notes.append(f'{seen:,} of {total:,} held-out sentences occur in the training text of '
-                 'a part: a mixture leaves out only those of the same part')
+  # A resumed run does not count again, because this reads all of the text.
+  if not began and train.num_tokens > _COUNTED:
+    notes.append('held-out sentences may also occur in the training text of another part: '
+                 f'a text of more than {_COUNTED:,} tokens is not searched')
+  elif not began and (seen := mixture.count_seen(heldout, train))[0]:
+    notes.append('{:,} of {:,} held-out sentences occur in the training text of a part: a '
+                 'mixture leaves out only those of the same part'.format(*seen))
   return Corpus(first.tokenizer, train, heldout, counts,
                 preparation.cross_entropy(heldout_counts, counts), tuple(notes))

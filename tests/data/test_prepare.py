@@ -413,7 +413,7 @@ def test_the_vocabulary_of_a_mixture_is_that_of_its_fields_and_texts(tmp_path):
   assert 'ocean' in _open(workdir, source, 90).tokenizer.vocab
 
 
-def test_held_out_sentences_in_the_training_text_of_another_part_are_counted(tmp_path):
+def test_held_out_sentences_in_the_training_text_of_another_part_are_counted(tmp_path, monkeypatch):
   documents = conftest.make_documents(300)
   a = conftest.write_corpus(tmp_path / 'a.txt', documents)
   # A document with another sentence has another hash, so it may be held out in one part only.
@@ -427,6 +427,11 @@ def test_held_out_sentences_in_the_training_text_of_another_part_are_counted(tmp
   assert corpus.notes[-1] == (
       f'{seen:,} of {len(held):,} held-out sentences occur in the training text of a part: a '
       'mixture leaves out only those of the same part')
+  with monkeypatch.context() as m:
+    m.setattr(dataset, '_COUNTED', 1_000)
+    assert _open(tmp_path / 'w', f'{a}=1,{b}=1').notes[-1] == (
+        'held-out sentences may also occur in the training text of another part: a text of more '
+        'than 1,000 tokens is not searched')
   _begin(tmp_path / 'w')
   assert corpus.notes[:-1] == _open(tmp_path / 'w', f'{a}=1,{b}=1').notes
   alone = _open(tmp_path / 'v', f'{a}=1,{a}=2')  # the same documents are held out
