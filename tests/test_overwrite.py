@@ -174,7 +174,8 @@ def test_each_file_of_an_evaluation_is_kept(tmp_path, ending):
 
 
 @pytest.mark.parametrize('suite, name, data', [
-    ('minimal_pairs', 'x.pairs.jsonl', 'x.pairs.jsonl'), ('minimal_pairs', 'x.pairs.jsonl', '*.jsonl'),
+    ('minimal_pairs', 'x.pairs.jsonl', 'x.pairs.jsonl'),
+    ('minimal_pairs', 'x.pairs.jsonl', '*.jsonl'),
     ('masked_lm', 'x.md', 'x.md'), ('masked_lm', 'x.batches.jsonl', '**/x.*'),
     ('task', 'x.json', 'link.tsv'), ('glue', 'x.runs', 'x.runs')])
 def test_no_file_of_an_evaluation_replaces_its_data(tmp_path, suite, name, data):
