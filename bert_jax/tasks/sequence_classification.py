@@ -257,7 +257,8 @@ def classify(bert: task_kind.TrainedModel, inputs: Texts,
              prompt: str | None = None) -> list[task_kind.Answer]:
   """Answers each text with {'label', 'probabilities'}, or {'value'} for a regression.
 
-  The answer of a multi-label model is {'labels', 'probabilities'}, where 'labels' has the
+  A regression with several outputs answers with {'values'}, a number for each label. The
+  answer of a multi-label model is {'labels', 'probabilities'}, where 'labels' has the
   labels with a probability above 1/2. For `prompt`, see `class_logits`.
   """
   if not inputs:
@@ -265,6 +266,8 @@ def classify(bert: task_kind.TrainedModel, inputs: Texts,
   labels = bert.model.labels
   logits = class_logits(bert, inputs, prompt).astype(np.float64)
   if bert.model.problem == 'regression':
+    if len(labels) > 1:
+      return [{'values': dict(zip(labels, row.tolist()))} for row in logits]
     return [{'value': float(row[0])} for row in logits]
   if bert.model.problem == 'multi_label':
     return [{'labels': [name for name, p in zip(labels, row) if p > 0.5],

@@ -49,3 +49,13 @@ def test_outputs_of_one_name(tmp_path, task, problem):
     assert len(result['probabilities']) == 3
     total = sum(result['probabilities'].values())
     assert (total == pytest.approx(1)) == (problem == 'single_label_classification')
+
+
+def test_a_regression_with_several_outputs_answers_all(tmp_path):
+  folder = made_tasks.with_head(tmp_path / 'model', 'sequence_classification', ('a', 'b', 'c'))
+  path = tmp_path / 'model/config.json'
+  path.write_text(json.dumps(json.loads(path.read_text()) | {'problem_type': 'regression'}))
+  bert = bert_jax.from_pretrained(folder)
+  logits = sequence_classification.class_logits(bert, ['w1', 'w2 w3'])
+  assert sequence_classification.classify(bert, ['w1', 'w2 w3']) == [
+      {'values': dict(zip('abc', row.tolist()))} for row in logits.astype(np.float64)]
