@@ -13,6 +13,7 @@ EXIT_FAILED = 1
 EXIT_MISTAKE = 2
 EXIT_PREEMPTED = 75
 EXIT_INTERRUPTED = 130  # by Ctrl-C, as in shells
+EXIT_CLOSED = 141  # the reader of the output ended: by SIGPIPE, as in shells
 
 
 class UserError(Exception):

@@ -15,7 +15,7 @@ import pytest
 
 import bert_jax
 from bert_jax.training import checkpoint, integrity
-from tests import conftest, typed
+from tests import conftest, made_tasks, typed
 
 ROOT = pathlib.Path(__file__).parent.parent
 CONFIG = 'tests/tiny.py'
@@ -268,3 +268,15 @@ def test_full_disk_while_saving(tmp_path, corpus_file):
     assert run(*train(corpus_file, disk / 'run', *flags)).returncode == 0  # and the run goes on
   finally:
     subprocess.run(['umount', str(disk)])
+
+
+def test_the_reader_of_the_output_may_end(tmp_path):
+  """As in `predict | head -1`: no traceback, and the status of SIGPIPE."""
+  folder = made_tasks.model(tmp_path / 'model')
+  (tmp_path / 'in.jsonl').write_text(3000 * '{"text": "w1"}\n')
+  with subprocess.Popen(**command('predict', '--task=embed', f'--model={folder}',
+                                  f'--input={tmp_path}/in.jsonl')) as process:
+    assert process.stdout.readline().startswith('{"embedding": ')
+    process.stdout.close()
+    assert process.wait() == 141
+    assert 'Traceback' not in process.stderr.read()

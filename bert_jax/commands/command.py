@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 import contextlib
 import os
+import select
 import signal
 import sys
 from typing import Any
@@ -56,6 +57,17 @@ def _show_help(more: Callable[[], str]):
   os._exit(0)  # absl exits with 1
 
 
+def _end_without_reader():
+  """Ends silently if the reader of the output has ended, as in `predict | head`."""
+  # The pipe of a worker process may break too: that is a bug, and needs its traceback.
+  output = select.poll()
+  output.register(sys.stdout.fileno(), 0)
+  if output.poll(0):
+    for action in ending.before_end:
+      action()
+    os._exit(errors.EXIT_CLOSED)
+
+
 def run_command(main: Callable[[list[str]], None],
                 explain: Callable[[list[str]], None] = lambda argv: None,
                 rewrite: Callable[[list[str]], list[str]] = list,
@@ -104,6 +116,8 @@ def run_command(main: Callable[[list[str]], None],
       ending.end(f'interrupted: {e}' if str(e) else 'interrupted',
                  errors.EXIT_INTERRUPTED)
     except Exception as e:
+      if isinstance(e, BrokenPipeError):
+        _end_without_reader()
       # A traceback is only for bugs, not for a full disk.
       explanation = ending.machine_trouble(e)
       if not explanation:
