@@ -15,7 +15,7 @@ import numpy as np
 from safetensors.numpy import save
 import tqdm
 
-from bert_jax.data.late_inputs import QUERY
+from bert_jax.data.late_inputs import DOCUMENT, QUERY
 from bert_jax.errors import Failed, UserError, require, require_choice, require_flag
 from bert_jax.inference import json_lines, short_vectors
 from bert_jax.inference.bert import Bert, load
@@ -168,7 +168,11 @@ def _load(task: str, model: str, options: Options, precision: str,
           f'positions of {model}')
   # These calls only check. Later, a wrong option or model would count as an error of each
   # line.
-  if not (options.prompt == QUERY and task == 'late_interaction'):
+  if task == 'late_interaction':
+    require(options.prompt in (None, QUERY, DOCUMENT),
+            f'--prompt={options.prompt} has no effect here: --prompt=query gives the vectors '
+            'of queries, --prompt=document those of documents')
+  else:
     (bert.model.sentence or bert.dense).prompt(options.prompt)
   if task in task_list.ALL:
     task_list.ALL[task].head_of(bert)

@@ -164,6 +164,12 @@ def test_predict_gives_vectors_and_rankings(tmp_path, encoders, monkeypatch):
   lines = [*({'text': text} for text in QUERIES), {'text': 'w1 w2', 'documents': DOCUMENTS},
            {'text': 'w1', 'documents': 'w1'}]
   answers = {}
+  for prompt in ('', 'passage'):
+    with pytest.raises(UserError) as error:
+      predictions.run('late_interaction', folder, None, None, predictions.Options(prompt=prompt))
+    assert str(error.value) == (
+        f'--prompt={prompt} has no effect here: --prompt=query gives the vectors of queries, '
+        '--prompt=document those of documents')
   for prompt in (None, 'query'):
     sent = ''.join(json.dumps(line) + '\n' for line in lines[:-1 if prompt else None]).encode()
     monkeypatch.setattr(sys, 'stdin', io.TextIOWrapper(io.BytesIO(sent)))
