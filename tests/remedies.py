@@ -41,6 +41,7 @@ RULES = (
     (r'--rates=high: give numbers', '? --rates=1e-3'),
     (r'keep_every=3 is not a multiple of .*\. Give (keep_every=4), or another multiple', r'\1',
      'keep_every=8'),
+    (r'layers is empty: give one layer at least, such as (\S+)$', r'--layers=\1'),
     # ---- the length of a run, its rows and mesh -------------------------------------------------
     (r'the run has no length: give one of train_steps, train_epochs, train_minutes',
      'train_steps=3 ~train_epochs', 'train_epochs=1', 'train_minutes=1'),

@@ -70,6 +70,7 @@ class Bert(LoadedModel):
 
   def _layers(self, layers: Sequence[int]) -> tuple[int, ...]:
     n = self.config.num_layers
+    require(bool(layers), 'layers is empty: give one layer at least, such as -1')
     for i in layers:
       require(-n - 1 <= i <= n,
               f'layer {i} does not exist: the model has 0 (embeddings) to {n}, or -1 to '
@@ -168,11 +169,22 @@ class Bert(LoadedModel):
                      max_len: int | None, normalize: bool | None) -> list[np.ndarray]:
     """Returns the [n, D * layers] hidden states of each text, without special tokens."""
     rows, _ = self._rows(texts, 'head', max_len)
-    special = {self.tokenizer.cls_id, self.tokenizer.sep_id}
-    is_text = [np.array([i not in special for i in row.ids]) for row in rows]
     function = functools.partial(forward.hidden_states, self.config, layers=layers)
     return [unit(hidden[keep]) if normalize else hidden[keep]
-            for hidden, keep in zip(self.per_token(rows, function), is_text)]
+            for hidden, keep in zip(self.per_token(rows, function),
+                                    map(self._of_text, rows))]
+
+  def _of_text(self, row: inputs_lib.Input) -> np.ndarray:
+    """[tokens] bool, False for the special tokens around the text or pair of an input."""
+    # By position: a text may contain [SEP] itself.
+    end, start = len(row.ids), len(row.ids) - sum(row.type_ids)  # of the second text
+    around = self.tokenizer.around
+    before, between, after = (*around.one[:1], (), around.one[1]) if start == end else around.two
+    keep = np.ones(end, bool)
+    for first, special in ((0, before), (start - len(between), between),
+                           (end - len(after), after)):
+      keep[first:first + len(special)] = False
+    return keep
 
   def rank(self, query: str, documents: Sequence[str]) -> list[dict[str, Any]]:
     """Orders documents by a cross-encoder, the best one first.

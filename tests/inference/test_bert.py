@@ -135,6 +135,21 @@ def test_any_layer(small):
     np.testing.assert_allclose(vectors, expected[1:-1], atol=2e-5)
 
 
+def test_the_vectors_of_a_text_with_special_tokens(small):
+  """[SEP] within a text is a token of it: each vector stays with its token."""
+  bert, _ = small
+  cls, sep = bert.tokenizer.cls_id, bert.tokenizer.sep_id
+  ids, pair = [7, sep, 8, cls, 9], [10, sep]
+  around = bert.tokenizer.around
+  joined = inputs.join(bert.tokenizer, ids)
+  assert bert._of_text(joined).nonzero()[0].tolist() == [1, 2, 3, 4, 5]
+  joined = inputs.join(bert.tokenizer, ids, pair)
+  first = 1 + len(ids) + len(around.two[1])
+  assert bert._of_text(joined).nonzero()[0].tolist() == [1, 2, 3, 4, 5, first, first + 1]
+  with pytest.raises(UserError, match='^layers is empty: give one layer at least, such as -1$'):
+    bert.embed(['w1'], layers=())
+
+
 def test_a_text_does_not_feel_its_neighbours(small):
   bert, _ = small
   texts = [f'w{i} ' * (1 + i % 17) for i in range(50)]
