@@ -28,7 +28,7 @@ class LateInputs:
     expansion: one of EXPANSIONS.
     expanded: tokens of an expanded query; 0 = no expansion.
     query_length: the most tokens of a query, unless it is expanded to a fixed length; None
-      = as many as the model reads.
+      = as many as of any text.
     document_length: the same of a document.
     skipped: entries of the vocabulary that MaxSim leaves out.
     skipped_in: the roles in which it leaves them out.
@@ -44,25 +44,29 @@ class LateInputs:
   only: tuple[int, ...] = ()
 
   def make(self, texts: Sequence[tuple[str, ...]], tokenizer: Tokenizer, role: str,
-           longest: int) -> tuple[list[inputs_lib.Input], list[np.ndarray]]:
+           longest: int,
+           positions: int | None = None) -> tuple[list[inputs_lib.Input], list[np.ndarray]]:
     """Makes the inputs of queries or documents.
 
     Args:
       texts: (text,) each, with its prompt.
       tokenizer: the tokenizer of the model.
       role: QUERY or DOCUMENT.
-      longest: the most tokens of an input.
+      longest: the most tokens of a text whose role has no length of its own.
+      positions: the most tokens of any input; None = `longest`.
 
     Returns:
       (inputs, [tokens] bool of each: True on tokens that count in MaxSim).
     """
-    is_query = role == QUERY
+    is_query, positions = role == QUERY, positions or longest
     least = self.expanded if is_query else 0
-    most = (self.query_length if is_query else self.document_length) or longest
-    most = least if least and self.expansion.startswith('fixed') else max(most, least)
-    inputs, _ = inputs_lib.text_inputs(texts, tokenizer, min(most, longest))
+    own = self.query_length if is_query else self.document_length
+    if least and self.expansion.startswith('fixed'):
+      own = least
+    most = max(own, least) if own else longest
+    inputs, _ = inputs_lib.text_inputs(texts, tokenizer, min(most, positions))
     if least:
-      inputs = [self._expanded(x, min(least, longest), tokenizer) for x in inputs]
+      inputs = [self._expanded(x, min(least, positions), tokenizer) for x in inputs]
     # Skip only whole entries: an unknown word would skip every [UNK] of the text.
     skipped = [i for i, entry in enumerate(tokenizer.vocab)
                if role in self.skipped_in and entry in self.skipped]

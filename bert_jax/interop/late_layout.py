@@ -56,11 +56,11 @@ class LateLayout(text_layout.TextLayout):
   projection: np.ndarray | None = dataclasses.field(default=None, compare=False)
 
   def inputs(self, texts: Sequence[str], tokenizer: Tokenizer, role: str,
-             longest: int) -> tuple[list[Input], list[np.ndarray]]:
+             positions: int) -> tuple[list[Input], list[np.ndarray]]:
     """Makes the inputs of queries or documents, with their prompts: see `LateInputs`."""
     prompt = self.prompt(self.first_prompt((role,) if role == QUERY else DOCUMENT_PROMPTS))
     return self.texts.make(self.prepared([(text,) for text in texts], prompt), tokenizer,
-                           role, min(longest, self.max_len or longest))
+                           role, min(positions, self.max_len or positions), positions)
 
   def finished(self, outputs: np.ndarray) -> np.ndarray:
     """Returns the vectors unchanged: no step is left for the host."""

@@ -154,7 +154,7 @@ def _one_in_a_row(inputs: list[inputs_lib.Input], pad_id: int) -> tuple[Tokens, 
 def _late_vectors(model: Pretrained, texts: list[str], role: str) -> np.ndarray:
   """Computes the vectors of all tokens that count: [tokens, D']."""
   layout, config = model.sentence, dataclasses.replace(model.config, dtype='float32')
-  inputs, counts = layout.inputs(texts, model.tokenizer, role, layout.max_len)
+  inputs, counts = layout.inputs(texts, model.tokenizer, role, config.max_positions)
   batch, starts = _one_in_a_row(inputs, model.tokenizer.pad_id)
   head = late_interaction.BertForLateInteraction(config, len(model.labels),
                                                  layout.normalizes)

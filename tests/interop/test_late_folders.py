@@ -65,10 +65,10 @@ LAYOUTS = {
 }
 
 
-def make(folder, encoder, width, name='fixed', **options) -> str:
+def make(folder, encoder, width, name='fixed', longest=30, **options) -> str:
   torch.manual_seed(0)
   transformer, size, mask = LAYOUTS[name]
-  modules = [Transformer(encoder, max_seq_length=30, **transformer)]
+  modules = [Transformer(encoder, max_seq_length=longest, **transformer)]
   if size == 'residual':
     modules += [tokens_dense(width, 24, use_residual=True), tokens_dense(24, 24, use_residual=True)]
   elif size:
@@ -116,7 +116,13 @@ def test_a_folder_gives_its_vectors_there_and_back(tmp_path, encoders, name, tit
       np.testing.assert_allclose(x, y, atol=1e-5)
 
 
-def to_pylate(folder, marks=('[Q] ', '[D] '), **settings):
+@pytest.mark.parametrize('name', ['fixed', 'min', 'min_visible', 'none'])
+def test_the_length_of_a_role_wins_over_the_longest_input(tmp_path, encoders, name):
+  folder = make(tmp_path / 'theirs', encoders['Bert'], 128, name, longest=8)
+  compare(bert_jax.from_pretrained(folder), folder)
+
+
+def to_pylate(folder, marks=('[Q] ', '[D] '), longest=30, **settings):
   """Rewrites a folder of two modules as PyLate 1 saves it, with its marks as added tokens."""
   tokenizer = transformers.AutoTokenizer.from_pretrained(str(folder))
   model = transformers.AutoModel.from_pretrained(str(folder))
@@ -129,7 +135,8 @@ def to_pylate(folder, marks=('[Q] ', '[D] '), **settings):
   modules[0]['type'], modules[1]['type'] = (
       'sentence_transformers.models.Transformer', 'pylate.models.Dense.Dense')
   path.write_text(json.dumps(modules))
-  (folder / 'sentence_bert_config.json').write_text('{"max_seq_length": 30}')
+  (folder / 'sentence_bert_config.json').write_text(
+      json.dumps({'max_seq_length': longest}))
   (folder / 'config_sentence_transformers.json').write_text(json.dumps({
       'model_type': 'ColBERT', 'prompts': {}, 'default_prompt_name': None,
       'similarity_fn_name': 'MaxSim', 'query_prefix': marks[0], 'document_prefix': marks[1],
@@ -142,7 +149,7 @@ def to_pylate(folder, marks=('[Q] ', '[D] '), **settings):
 
 @pytest.mark.parametrize('settings', [
     {}, {'marks': ('[unused0] ', 'w3 ')}, {'attend_to_expansion_tokens': True},
-    {'do_query_expansion': False, 'skiplist_words': ['w1']}])
+    {'do_query_expansion': False, 'skiplist_words': ['w1']}, {'longest': 13}])
 def test_folders_of_pylate(tmp_path, encoders, settings):
   folder = tmp_path / 'theirs'
   make(folder, encoders['Bert'], 128)
