@@ -198,6 +198,7 @@ def load(directory: epath.Path) -> Pretrained:
             f'{directory}: {copy} differs from {of}: BERT has one tensor for both')
   params = layout.from_tensors(tensors, config, needed, directory)
   outputs = layout.num_labels(tensors)
+  tokenizer_reader.check_cut(directory)
   tokenizer = fitted(tokenizer_reader.load(directory), config, directory)
   try:
     names = {int(i): str(label) for i, label in (fields.get('id2label') or {}).items()}

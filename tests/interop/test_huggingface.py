@@ -213,6 +213,41 @@ def test_bad_folders_are_refused_in_one_line(copy, breaks, message):
   assert '\n' not in str(error.value)
 
 
+def cut_in_json(folder, direction, **config):
+  transformers.BertTokenizerFast.from_pretrained(str(folder)).save_pretrained(str(folder))
+  path = folder / 'tokenizer.json'
+  fields = json.loads(path.read_text())
+  path.write_text(json.dumps(fields | {'truncation': {
+      'direction': direction, 'max_length': 16, 'strategy': 'LongestFirst', 'stride': 0}}))
+  path = folder / 'tokenizer_config.json'
+  fields = json.loads(path.read_text())
+  fields.pop('truncation_side', None)
+  path.write_text(json.dumps(fields | config))
+
+
+@pytest.mark.parametrize('make, setting', [
+    (lambda d: (d / 'tokenizer_config.json').write_text('{"truncation_side": "left"}'),
+     "tokenizer_config.json: truncation_side='left'"),
+    (lambda d: cut_in_json(d, 'Left'), "tokenizer.json: truncation.direction='Left'"),
+    (lambda d: cut_in_json(d, 'Left', truncation_side='right'), None),
+    (lambda d: cut_in_json(d, 'Right'), None)])
+def test_a_cut_at_the_start_is_refused(copy, make, setting):
+  make(copy)
+  long = ' '.join(f'w{i}' for i in range(30))
+  theirs = transformers.AutoTokenizer.from_pretrained(str(copy))
+  ids = theirs(long, truncation=True, max_length=16)['input_ids']
+  assert theirs.decode(ids[1:2]) == ('w16' if setting else 'w0')
+  if not setting:
+    ours = load_lib.load(str(copy)).tokenizer.encode_batch([long])[0]
+    assert list(ours[:14]) == ids[1:15]
+    return
+  with pytest.raises(UserError) as error:
+    load_lib.load(str(copy))
+  assert str(error.value) == (
+      f'{copy}/{setting}: bert_jax cuts a long text at its end, not at its start: if your texts '
+      "are short, change the field to 'right'")
+
+
 @pytest.mark.parametrize('entries', [999, 100])  # of 1,000 rows
 def test_a_table_may_have_rows_that_no_entry_has(copy, capsys, entries):
   lines = (copy / 'vocab.txt').read_text().splitlines()

@@ -51,6 +51,20 @@ def longest_input(directory: epath.Path) -> float:
   return longest
 
 
+def check_cut(directory: epath.Path):
+  """Raises UserError if transformers cuts a long text at its start, not at its end."""
+  name = f'{base.CONFIG}: truncation_side'
+  side = storage.read_json_if_any(directory / base.CONFIG).get('truncation_side')
+  # Only a folder without this field leaves the side to its tokenizer.json.
+  if side is None:
+    cut = storage.read_json_if_any(directory / _JSON).get('truncation')
+    name = f'{_JSON}: truncation.direction'
+    side = cut.get('direction') if isinstance(cut, dict) else None
+  require(str(side).lower() != 'left',
+          f'{directory}/{name}={side!r}: bert_jax cuts a long text at its end, not at its '
+          "start: if your texts are short, change the field to 'right'")
+
+
 def load(path: str | epath.Path, lowercase: bool | None = None) -> base.Tokenizer:
   """Loads a folder, or one of its files: tokenizer.json, vocab.txt, vocab.json, *.model.
 
