@@ -16,6 +16,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict, FrozenConfigDict
 
 from bert_jax import config as config_lib
+from bert_jax.config_fields import Field
 from bert_jax.data import loader
 from bert_jax.errors import require
 from bert_jax.model import attention_kernels
@@ -33,6 +34,7 @@ from bert_jax.runtime import (
   storage,
 )
 from bert_jax.training import checkpoint, integrity, loop
+from bert_jax.training import state as state_lib
 from bert_jax.training.job import Job
 
 _PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint')
@@ -112,7 +114,7 @@ def _train(asked: resolve.Asked, path: epath.Path) -> FrozenConfigDict:
   config, job, notes = resolve.resolve(asked, mesh, path, workdir, run_json, has_started)
 
   # ---- An earlier run in this workdir --------------------------------------------------
-  changes = _changes(workdir, run_json, config, job)
+  changes = _changes(path, workdir, run_json, config, job, mesh)
   checkpoints = _checkpoints(path, config, job)
 
   # ---- Training ------------------------------------------------------------------------
@@ -158,8 +160,8 @@ def _initial_params(params: Any, config: FrozenConfigDict, job: Job) -> Any:
   return params
 
 
-def _changes(workdir: epath.Path, run_json: Mapping[str, Any], config: FrozenConfigDict,
-             job: Job) -> list[drift.Change]:
+def _changes(path: epath.Path, workdir: epath.Path, run_json: Mapping[str, Any],
+             config: FrozenConfigDict, job: Job, mesh: Mesh) -> list[drift.Change]:
   """The fields that differ from the run in the workdir.
 
   Raises UserError if they make it another run.
@@ -169,8 +171,15 @@ def _changes(workdir: epath.Path, run_json: Mapping[str, Any], config: FrozenCon
   require(run_json['records'] == job.records,
           f'{workdir} was trained on other rows (their digest was '
           f'{run_json["records"]}, now it is {job.records}): use another --workdir')
-  return drift.check(str(workdir), drift.changes(run_json['config'], config.to_dict()),
-                     config_lib.fields(config.task), config.allow_schedule_change)
+  differences = drift.changes(run_json['config'], config.to_dict())
+  table = config_lib.fields(config.task)
+  of_optimizer = [x.name for x in differences if x.name.startswith('optimizer.')]
+  if of_optimizer:
+    _, abstract, _ = state_lib.make_programs(job.task, config, mesh, job.train_steps)
+    # Another optimizer may have moments that the checkpoints lack: no flag allows it.
+    if not checkpoint.fits(path, abstract):
+      table = {**table, **dict.fromkeys(of_optimizer, Field(None))}
+  return drift.check(str(workdir), differences, table, config.allow_schedule_change)
 
 
 def _write_run(workdir: epath.Path, config: FrozenConfigDict, job: Job,

@@ -237,6 +237,21 @@ def _items(state: TrainState) -> dict[str, Any]:
           'optimizer': {'step': state.step, 'moments': state.opt_state}}
 
 
+def fits(workdir: epath.Path, abstract: TrainState) -> bool:
+  """False if the newest checkpoint of a workdir is of another model or optimizer."""
+  directory = absolute(workdir) / 'checkpoints'
+  for step in reversed(integrity.steps(directory)):
+    folder = directory / str(step)
+    try:
+      integrity.check_fit(folder, integrity.description(folder), _items(abstract))
+      return True
+    except integrity.Damaged:  # `restore` moves it away and takes an older one
+      continue
+    except UserError:
+      return False
+  return True
+
+
 def _save(manager: _Manager, step: int, items: Mapping[str, Any], **more: Any):
   saved = {name: ocp.args.PyTreeSave(tree) for name, tree in items.items()}
   saved[integrity.ITEM] = ocp.args.JsonSave(

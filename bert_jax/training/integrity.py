@@ -68,7 +68,8 @@ def description(folder: epath.Path) -> dict[str, Any]:
   return content
 
 
-def _check_fit(folder: epath.Path, saved: Mapping[str, Any], abstract: Mapping[str, Any]):
+def check_fit(folder: epath.Path, saved: Mapping[str, Any], abstract: Mapping[str, Any]):
+  """Raises UserError unless the described arrays have the types and shapes of `abstract`."""
   for item, tree in abstract.items():
     ours = _types(tree)
     theirs = {name: array[:2] for name, array in saved['arrays'].get(item, {}).items()}
@@ -117,7 +118,7 @@ def read(folder: epath.Path, abstract: Mapping[str, Any],
   items, damage = {}, None
   try:
     saved = saved or description(folder)
-    _check_fit(folder, saved, abstract)
+    check_fit(folder, saved, abstract)
     items = _restore(folder, abstract)
   except Damaged as e:
     damage = e

@@ -123,6 +123,20 @@ def test_a_longer_or_another_run_in_the_same_workdir_is_refused(finished, corpus
   assert sorted((p, p.stat().st_mtime_ns) for p in finished.rglob('[!.]*') if p.is_file()) == before
 
 
+@pytest.mark.parametrize('name, now', [
+    ('name', 'lamb'), ('layer_decay', 0.9), ('frozen_layers', 0)])
+def test_an_optimizer_with_other_moments_is_another_run(finished, corpus_file, name, now):
+  before = (finished / 'run.json').read_bytes()
+  was = json.loads(before)['config']['optimizer'][name]
+  for allowed in (False, True):
+    with pytest.raises(UserError) as e:
+      run.run(evaluated(corpus_file, allow_schedule_change=allowed, **{f'optimizer.{name}': now}),
+              str(finished))
+    assert str(e.value) == (f'{finished} holds a run with optimizer.{name}={was} (now {now}): that '
+                            'is another run, use another --workdir')
+  assert (finished / 'run.json').read_bytes() == before
+
+
 def test_a_resumed_run_says_what_changed(finished, corpus_file, tmp_path, capsys):
   """Harmless changes are allowed, and so is a longer schedule on request."""
   shutil.copytree(finished, tmp_path / 'run')
