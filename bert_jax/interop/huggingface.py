@@ -279,7 +279,7 @@ def save_settings(model: Pretrained, directory: epath.Path) -> dict[str, Any]:
     if model.sentence.prompts:
       model.sentence.write(directory, c.hidden_size)
   (directory / 'config.json').write_text(json.dumps(fields, indent=2) + '\n')
-  model.tokenizer.save(directory)
+  model.tokenizer.save(directory, segments=c.has_segments and c.type_vocab_size > 1)
   path = directory / 'tokenizer_config.json'
   if path.exists():
     # transformers truncates inputs to this length: it must be the length of fine-tuning.

@@ -14,6 +14,8 @@ import torch
 import transformers
 
 import bert_jax
+from bert_jax.data import inputs as inputs_lib
+from bert_jax.data.tokenizers import training
 from bert_jax.errors import UserError
 from bert_jax.evaluation import glue_suite
 from bert_jax.interop import conversion, huggingface, native, stablehlo
@@ -23,6 +25,7 @@ from bert_jax.model import architectures
 from bert_jax.parallel import sharding
 from bert_jax.runs import run
 from bert_jax.runtime import sealed
+from bert_jax.tasks import sequence_classification
 from tests import conftest, made_tasks
 from tests.interop import torch_bert
 
@@ -129,7 +132,7 @@ def test_a_wrong_vocabulary_is_refused(theirs, tmp_path, monkeypatch):
     config.write_text(json.dumps(json.loads(config.read_text()) | {'do_lower_case': False}))
 
   monkeypatch.setattr(huggingface, 'save', spoiled)
-  with pytest.raises(UserError, match='transformers differs at'):
+  with pytest.raises(UserError, match='the tokenizers differ at'):
     conversion.convert(str(theirs), str(tmp_path / 'out'), 'huggingface')
   assert not list(tmp_path.iterdir())
 
@@ -218,3 +221,33 @@ def test_an_exported_classifier_reads_as_much_of_a_text(tmp_path, capsys):
   with pytest.raises(UserError, match='for sequence_classification single_label with the labels no'
                      ', yes, the other for sequence_classification multi_label'):
     conversion.convert(folder, str(tmp_path / 'd'), None, verify_only=True)
+
+
+@pytest.mark.parametrize('segments', [1, 2])
+@pytest.mark.parametrize('kind', ['bpe', 'sentencepiece'])
+def test_an_export_gives_the_second_text_its_segment_in_transformers(tmp_path, kind, segments):
+  texts = [s for d in conftest.make_documents(30) for s in d]
+  tokenizer = training.train(kind, lambda: texts, 320, False)
+  torch.manual_seed(0)
+  source, out = tmp_path / 'source', tmp_path / 'out'
+  transformers.BertForSequenceClassification(transformers.BertConfig(
+      vocab_size=tokenizer.vocab_size, hidden_size=32, num_hidden_layers=1, num_attention_heads=2,
+      intermediate_size=64, max_position_embeddings=64, type_vocab_size=segments, num_labels=3,
+      pad_token_id=tokenizer.pad_id, initializer_range=.3)).save_pretrained(str(source))
+  tokenizer.save(epath.Path(source))
+  conversion.convert(str(source), str(out), 'huggingface')
+  bert = bert_jax.from_pretrained(str(out))
+  ours = bert.model.tokenizer
+  assert ours.serialized() == tokenizer.serialized()  # records stay usable
+  pair = texts[0], texts[1]
+  joined = inputs_lib.join(ours, *ours.encode_batch(pair))
+  encoded = transformers.AutoTokenizer.from_pretrained(str(out))(*pair, return_tensors='pt')
+  assert encoded['input_ids'][0].tolist() == list(joined.ids)
+  if segments == 1:
+    assert 'token_type_ids' not in encoded
+  else:
+    assert encoded['token_type_ids'][0].tolist() == joined.type_ids and 1 in joined.type_ids
+  theirs = transformers.AutoModelForSequenceClassification.from_pretrained(str(out)).eval()
+  found, = sequence_classification.classify(bert, [pair])
+  np.testing.assert_allclose(list(found['probabilities'].values()),
+                             torch.softmax(theirs(**encoded).logits, -1)[0].tolist(), atol=1e-5)

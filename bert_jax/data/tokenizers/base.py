@@ -142,17 +142,25 @@ class Tokenizer(abc.ABC):
     """Everything that determines the ids of a corpus: the vocabulary and its settings."""
 
   @abc.abstractmethod
-  def save(self, directory: epath.Path):
-    """Writes the files that `load` reads, in the Hugging Face layout."""
+  def save(self, directory: epath.Path, segments: bool = False):
+    """Writes the files that `load` reads, in the Hugging Face layout.
+
+    Args:
+      directory: the folder.
+      segments: the second text of a pair has the segment 1 in transformers too.
+    """
 
   @property
   def _named(self) -> dict[str, str]:
     return {f'{role}_token': self.vocab[getattr(self, f'{role}_id')] for role in ROLES}
 
   def _save(self, directory: epath.Path, files: Mapping[str, bytes],
-            settings: Mapping[str, Any]):
+            settings: Mapping[str, Any], segments: bool):
     """Writes `files`, and CONFIG with `settings` and the special tokens."""
     config = {**settings, **self._named}
+    if segments:
+      # By default, the class PreTrainedTokenizerFast gives no segments to the model.
+      config['model_input_names'] = ['input_ids', 'token_type_ids', 'attention_mask']
     if self.parses_special or self.markers:
       config[PARSES] = not self.parses_special
     # Recorded only for an unusual table: other files stay as transformers has them.

@@ -15,7 +15,7 @@ from etils import epath
 import numpy as np
 import tokenizers
 
-from bert_jax.data.tokenizers import base, library_checks
+from bert_jax.data.tokenizers import base, library_checks, pair_rule
 from bert_jax.errors import require
 
 _SPELLINGS = {
@@ -319,6 +319,9 @@ class LibraryTokenizer(base.Tokenizer):
       if self.kind == 'unigram' and '[CLS]' in self._never_text:
         # Digests of older records did not include it.
         settings['post_processor'] = None
+      if 'post_processor' in settings:
+        settings['post_processor'] = pair_rule.without_segments(
+            settings['post_processor'], self.around, self.vocab)
       return json.dumps(settings, sort_keys=True).encode()
     normalizer = self._parsing.normalizer
     settings = [self.vocab[:self.entries], self.lowercase]
@@ -331,8 +334,12 @@ class LibraryTokenizer(base.Tokenizer):
     settings += [words] * bool(words) + [named] * (not is_usual)
     return json.dumps(settings).encode()
 
-  def save(self, directory: epath.Path):
-    files = {'tokenizer.json': json.dumps(self._settings, ensure_ascii=False).encode()}
+  def save(self, directory: epath.Path, segments: bool = False):
+    settings = dict(self._settings)
+    if segments and 'post_processor' in settings:
+      settings['post_processor'] = pair_rule.with_segments(
+          settings['post_processor'], self.around, self.vocab)
+    files = {'tokenizer.json': json.dumps(settings, ensure_ascii=False).encode()}
     config = {'tokenizer_class': 'PreTrainedTokenizerFast'}
     named = tuple(self._named.values())
     # These classes of transformers build the same tokenizer from vocab.txt and settings.
@@ -349,4 +356,4 @@ class LibraryTokenizer(base.Tokenizer):
       }
     if self.markers:
       config['additional_special_tokens'] = list(self.markers)
-    self._save(directory, files, config)
+    self._save(directory, files, config, segments)

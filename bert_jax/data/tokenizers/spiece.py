@@ -221,14 +221,14 @@ class SentencePiece(base.Tokenizer):
         *((self.vocab[i], i) for i in (self.cls_id, self.sep_id)))
     return complete
 
-  def save(self, directory: epath.Path):
+  def save(self, directory: epath.Path, segments: bool = False):
     files, complete = {FILE: self._model}, self._complete()
     if complete:
       files['tokenizer.json'] = complete.to_str().encode()
     self._save(directory, files, {
         'tokenizer_class': SAVED_AS if complete else 'AlbertTokenizer',
         'do_lower_case': self._cleaning.lowercase,
-        'keep_accents': not self._cleaning.strip_accents})
+        'keep_accents': not self._cleaning.strip_accents}, segments)
 
 
 def _read_cleaning(directory: epath.Path) -> Cleaning:
