@@ -261,8 +261,9 @@ def test_prepared_records_are_what_a_run_reads(tmp_path, corpus_file):
   other.write_text('\n'.join([*tokenizer_base.SPECIAL_TOKENS, 'a', 'b']) + '\n')
   with pytest.raises(UserError, match='is not the vocabulary that made the records'):
     _open(tmp_path / 'v', str(tmp_path / 'r'), vocab=str(other))
-  changed = tmp_path / 'r/tokenizer/tokenizer.json'
-  changed.write_text(changed.read_text().replace('"lowercase": true', '"lowercase": false'))
+  # Its flag counts, and not the one in tokenizer.json, as in transformers.
+  changed = tmp_path / 'r/tokenizer/tokenizer_config.json'
+  changed.write_text(changed.read_text().replace('"do_lower_case": true', '"do_lower_case": false'))
   with pytest.raises(UserError, match='is not the tokenizer that made these records'):
     _open(tmp_path / 'u', str(tmp_path / 'r'))
 
