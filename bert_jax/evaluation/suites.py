@@ -27,12 +27,8 @@ SUITES = {
     'mteb': ('tasks',),
     'task': ('task', 'fields', 'max_len', 'batch_size'),
 }
-# The suffixes of the files beside the report that a suite writes.
-_BESIDE = {
-    'minimal_pairs': (minimal_pairs.SCORES,),
-    'masked_lm': (held_out_text.SUMS,),
-    'glue': (glue_suite.FOLDER,),
-}
+# The files that suites write beside the report; a new suite with such a file adds it here.
+_BESIDE = ('.pairs.jsonl', '.batches.jsonl', '.runs')
 
 
 def run(model: str, suite: str, data: str, output: str, options: dict[str, Any],
@@ -66,7 +62,7 @@ def run(model: str, suite: str, data: str, output: str, options: dict[str, Any],
   path, options = epath.Path(output), dict(options)
   storage.make_parent('--output', path)
   # Before any work: a file beside the report may be the data.
-  beside = map(path.with_suffix, _BESIDE.get(suite, ()))
+  beside = map(path.with_suffix, _BESIDE)
   storage.spare('--output', output, [*beside, *report.files(path)], [data])
   if not overwrite:
     runs = ([retrieval.RUN] * (suite == 'retrieval')
