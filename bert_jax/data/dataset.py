@@ -159,7 +159,7 @@ def _require_same_text(settings: Settings, before: Sequence[str], directory: epa
   """Raises UserError if a file is new, or has another size, since the run began.
 
   A copy of a text on another machine has other times, so times do not count. The records
-  hold the text of the first step, so a run goes on without its files.
+  hold the text of the first step, so a run continues without its files.
   """
   try:
     now = _inputs(settings, directory)

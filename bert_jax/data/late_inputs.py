@@ -52,7 +52,7 @@ class LateInputs:
       texts: (text,) each, with its prompt.
       tokenizer: the tokenizer of the model.
       role: QUERY or DOCUMENT.
-      longest: the most tokens of a text whose role has no length of its own.
+      longest: the largest number of tokens in a text whose role sets no length.
       positions: the most tokens of any input; None = `longest`.
 
     Returns:

@@ -57,8 +57,8 @@ _FIELDS = with_values(run_fields.FIELDS, {
     'data.eval': Field('', on_resume=HARMLESS),
     # A file of examples to answer at the end, into WORKDIR/predictions.
     'data.test': Field('', on_resume=HARMLESS),
-    # The format, the problem and the columns of data.eval, where they differ from those of
-    # data.train: text_column=sentence.
+    # Overrides the format, problem or columns of data.train for the files of data.eval:
+    # text_column=sentence.
     'data.eval_fields': Field((), on_resume=HARMLESS, unused=(not_evaluated,)),
     'data.format': Field('auto', on_resume=HARMLESS),  # auto = by the file's name
     'data.text_column': Field('text', on_resume=HARMLESS, unused=(named_by_format,)),

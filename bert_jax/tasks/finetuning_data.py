@@ -247,8 +247,8 @@ def string_fields(data: ConfigDict) -> list[str]:
 
 def _fields_of_eval(data: ConfigDict) -> list[str]:
   """Returns the string fields that say how to read data.eval, not how to encode it."""
-  # The features of data.eval are as those of data.train: other fields have no effect. For
-  # embeddings, data.eval_columns names the columns.
+  # Both files are encoded in the same way, so other fields have no effect. For embeddings,
+  # data.eval_columns names the columns.
   return [name for name in string_fields(data) if name in ('format', 'problem')
           or (name.endswith('_column') and 'eval_columns' not in data)]
 
