@@ -37,6 +37,7 @@ _TIED = {'cls.predictions.decoder.weight': 'embeddings.word_embeddings.weight',
          'cls.predictions.decoder.bias': 'cls.predictions.bias'}
 _BUFFERS = ('embeddings.position_ids', 'embeddings.token_type_ids')
 _POSITIONS = 'embeddings.position_embeddings.weight'
+_SEGMENTS = 'embeddings.token_type_embeddings.weight'
 PLACEHOLDER = 'THIS_FOLDER'
 
 
@@ -167,6 +168,23 @@ def _of_encoder(content: Mapping[str, np.ndarray], directory: epath.Path, family
   return {name: x for name, x in tensors.items() if name in known}
 
 
+def _one_segment(config: BertConfig, tensors: dict[str, np.ndarray],
+                 directory: epath.Path) -> BertConfig:
+  """Removes the segments from B on, which the model has never read; returns the config.
+
+  A tokenizer that gives no segments leaves both texts of a pair in segment A. A model with
+  one segment reads them in the same way.
+  """
+  if (not config.has_segments or config.type_vocab_size == 1
+      or tokenizer_reader.gives_segments(directory)):
+    return config
+  console.note(f'{directory}: its tokenizer gives no segments (token_type_ids) to the model: '
+               'both texts of a pair are in segment A, and segment B is left out')
+  if np.ndim(tensors.get(_SEGMENTS)):
+    tensors[_SEGMENTS] = tensors[_SEGMENTS][:1]
+  return dataclasses.replace(config, type_vocab_size=1)
+
+
 def load(directory: epath.Path) -> Pretrained:
   """Reads a model in the Hugging Face layout.
 
@@ -191,6 +209,8 @@ def load(directory: epath.Path) -> Pretrained:
     tensors.setdefault('cls.predictions.bias', tensors['cls.predictions.decoder.bias'])
   if unused and np.ndim(tensors.get(_POSITIONS)):
     tensors[_POSITIONS] = tensors[_POSITIONS][unused:]
+  if task:
+    config = _one_segment(config, tensors, directory)
   for name in _BUFFERS:
     tensors.pop(name, None)
   for copy, of in _TIED.items():

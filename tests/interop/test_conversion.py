@@ -224,7 +224,7 @@ def test_an_exported_classifier_reads_as_much_of_a_text(tmp_path, capsys):
 
 
 @pytest.mark.parametrize('segments', [1, 2])
-@pytest.mark.parametrize('kind', ['bpe', 'sentencepiece'])
+@pytest.mark.parametrize('kind', ['wordpiece', 'bpe', 'sentencepiece'])
 def test_an_export_gives_the_second_text_its_segment_in_transformers(tmp_path, kind, segments):
   texts = [s for d in conftest.make_documents(30) for s in d]
   tokenizer = training.train(kind, lambda: texts, 320, False)

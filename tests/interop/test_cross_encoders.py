@@ -75,6 +75,22 @@ FOLDERS = {
     'softsign is kept by name': lambda c, d: saved(c, d, activation_fn=torch.nn.Softsign())}
 
 
+@pytest.mark.parametrize('settings, segments', [
+    ({}, 2),
+    ({'model_input_names': ['input_ids', 'attention_mask']}, 1),
+    ({'model_input_names': ['input_ids', 'token_type_ids', 'attention_mask']}, 2),
+    ({'tokenizer_class': 'DistilBertTokenizer'}, 1)])
+def test_the_tokenizer_decides_on_the_segments_of_a_pair(tmp_path, classifier, settings, segments):
+  folder = pathlib.Path(copied(classifier, tmp_path / 'theirs'))
+  path = folder / 'tokenizer_config.json'
+  path.write_text(json.dumps(json.loads(path.read_text()) | settings))
+  expected = theirs(folder)
+  assert bert_jax.from_pretrained(str(folder)).model.config.type_vocab_size == segments
+  np.testing.assert_allclose(ours(folder), expected, atol=2e-5)
+  conversion.convert(str(folder), str(tmp_path / 'out'), 'huggingface')
+  np.testing.assert_allclose(theirs(tmp_path / 'out'), expected, atol=2e-5)
+
+
 @pytest.mark.parametrize('name', FOLDERS)
 def test_the_scores_of_a_folder_before_and_after_both_exports(tmp_path, classifier, name):
   folder = FOLDERS[name](classifier, tmp_path / 'theirs')

@@ -142,12 +142,13 @@ class Tokenizer(abc.ABC):
     """Everything that determines the ids of a corpus: the vocabulary and its settings."""
 
   @abc.abstractmethod
-  def save(self, directory: epath.Path, segments: bool = False):
+  def save(self, directory: epath.Path, segments: bool | None = None):
     """Writes the files that `load` reads, in the Hugging Face layout.
 
     Args:
       directory: the folder.
-      segments: the second text of a pair has the segment 1 in transformers too.
+      segments: whether transformers gives the model the segments of a pair, 0 and 1;
+        None = as the tokenizer's class does.
     """
 
   @property
@@ -155,12 +156,13 @@ class Tokenizer(abc.ABC):
     return {f'{role}_token': self.vocab[getattr(self, f'{role}_id')] for role in ROLES}
 
   def _save(self, directory: epath.Path, files: Mapping[str, bytes],
-            settings: Mapping[str, Any], segments: bool):
+            settings: Mapping[str, Any], segments: bool | None):
     """Writes `files`, and CONFIG with `settings` and the special tokens."""
     config = {**settings, **self._named}
-    if segments:
-      # By default, the class PreTrainedTokenizerFast gives no segments to the model.
-      config['model_input_names'] = ['input_ids', 'token_type_ids', 'attention_mask']
+    if segments is not None:
+      # By default, BertTokenizer gives segments and PreTrainedTokenizerFast gives none.
+      config['model_input_names'] = [
+          'input_ids', *['token_type_ids'] * segments, 'attention_mask']
     if self.parses_special or self.markers:
       config[PARSES] = not self.parses_special
     # Recorded only for an unusual table: other files stay as transformers has them.

@@ -334,7 +334,7 @@ class LibraryTokenizer(base.Tokenizer):
     settings += [words] * bool(words) + [named] * (not is_usual)
     return json.dumps(settings).encode()
 
-  def save(self, directory: epath.Path, segments: bool = False):
+  def save(self, directory: epath.Path, segments: bool | None = None):
     settings = dict(self._settings)
     if segments and 'post_processor' in settings:
       settings['post_processor'] = pair_rule.with_segments(

@@ -30,6 +30,8 @@ _REPLACE_FLAGS = ('bert', 'distilbert', 'electra', 'mpnet', 'layoutlm', 'mobileb
                   'squeezebert', 'funnel', 'splinter', 'lxmert')
 _FLAGS = {'do_lower_case': 'lowercase', 'strip_accents': 'strip_accents',
           'tokenize_chinese_chars': 'handle_chinese_chars'}
+# Classes, as `Folder.kind`, that give the model no segments of a pair.
+_WITHOUT_SEGMENTS = ('distilbert', 'mpnet', 'roberta', 'xlmroberta', 'camembert')
 # Programs that split a text into words before the vocabulary is looked up.
 _WORD_SPLITTERS = {'mecab': 'MeCab', 'sudachi': 'Sudachi', 'jumanpp': 'Juman++'}
 _SHORTEST = 8  # the smallest plausible model_max_length
@@ -63,6 +65,19 @@ def check_cut(directory: epath.Path):
   require(str(side).lower() != 'left',
           f'{directory}/{name}={side!r}: bert_jax cuts a long text at its end, not at its '
           "start: if your texts are short, change the field to 'right'")
+
+
+def gives_segments(directory: epath.Path) -> bool:
+  """Returns False if transformers gives both texts of a pair the segment 0.
+
+  transformers 4 and 5 differ for the class PreTrainedTokenizerFast: in 4, which most
+  folders come from, it gives segments.
+  """
+  folder = older.read_folder(directory)
+  names = folder.settings.get('model_input_names')
+  if names is None:
+    return folder.is_generic or folder.kind not in _WITHOUT_SEGMENTS
+  return 'token_type_ids' in names
 
 
 def load(path: str | epath.Path, lowercase: bool | None = None) -> base.Tokenizer:

@@ -221,7 +221,7 @@ class SentencePiece(base.Tokenizer):
         *((self.vocab[i], i) for i in (self.cls_id, self.sep_id)))
     return complete
 
-  def save(self, directory: epath.Path, segments: bool = False):
+  def save(self, directory: epath.Path, segments: bool | None = None):
     files, complete = {FILE: self._model}, self._complete()
     if complete:
       files['tokenizer.json'] = complete.to_str().encode()
