@@ -270,7 +270,7 @@ def _open_mixture(corpora: Sequence[mixture.WeightedCorpus], data: ConfigDict,
     notes.append('held-out sentences may also occur in the training text of another part: '
                  f'a text of more than {_COUNTED:,} tokens is not searched')
   elif not began and (seen := mixture.count_seen(heldout, train))[0]:
-    notes.append('{:,} of {:,} held-out sentences occur in the training text of a part: a '
-                 'mixture leaves out only those of the same part'.format(*seen))
+    notes.append('{:,} of {:,} held-out sentences occur in the training text of another '
+                 'part: a part leaves out only its own held-out sentences'.format(*seen))
   return Corpus(first.tokenizer, train, heldout, counts,
                 preparation.cross_entropy(heldout_counts, counts), tuple(notes))

@@ -170,8 +170,8 @@ def _load(task: str, model: str, options: Options, precision: str,
   # line.
   if task == 'late_interaction':
     require(options.prompt in (None, QUERY, DOCUMENT),
-            f'--prompt={options.prompt} has no effect here: --prompt=query gives the vectors '
-            'of queries, --prompt=document those of documents')
+            f'--prompt={options.prompt} has no effect here: --prompt=query gives query '
+            'vectors, --prompt=document gives document vectors')
   else:
     (bert.model.sentence or bert.dense).prompt(options.prompt)
   if task in task_list.ALL:

@@ -426,8 +426,8 @@ def test_held_out_sentences_in_the_training_text_of_another_part_are_counted(tmp
   seen = sum(s in set(train) for s in held)
   assert len(held) > seen > 100
   assert corpus.notes[-1] == (
-      f'{seen:,} of {len(held):,} held-out sentences occur in the training text of a part: a '
-      'mixture leaves out only those of the same part')
+      f'{seen:,} of {len(held):,} held-out sentences occur in the training text of another part: a '
+      'part leaves out only its own held-out sentences')
   with monkeypatch.context() as m:
     m.setattr(dataset, '_COUNTED', 1_000)
     assert _open(tmp_path / 'w', f'{a}=1,{b}=1').notes[-1] == (

@@ -175,8 +175,8 @@ def test_predict_gives_vectors_and_rankings(tmp_path, encoders, monkeypatch):
     with pytest.raises(UserError) as error:
       predictions.run('late_interaction', folder, None, None, predictions.Options(prompt=prompt))
     assert str(error.value) == (
-        f'--prompt={prompt} has no effect here: --prompt=query gives the vectors of queries, '
-        '--prompt=document those of documents')
+        f'--prompt={prompt} has no effect here: --prompt=query gives query vectors, '
+        '--prompt=document gives document vectors')
   for prompt in (None, 'query'):
     sent = ''.join(json.dumps(line) + '\n' for line in lines[:-1 if prompt else None]).encode()
     monkeypatch.setattr(sys, 'stdin', io.TextIOWrapper(io.BytesIO(sent)))
