@@ -41,7 +41,7 @@ _FOLDER = flags.DEFINE_string('folder', None, 'Internal: ONNX files, and vectors
 
 _BFLOAT16 = {'bfloat16': 'bert_jax, bfloat16'}
 _ON_CPU = {'bert_jax': 'bert_jax, float32', **_BFLOAT16, 'torch': 'sentence-transformers',
-          'onnx': 'onnxruntime, float32', 'int8': 'onnxruntime, int8'}
+           'onnx': 'onnxruntime, float32', 'int8': 'onnxruntime, int8'}
 _ON_GPU = {**_BFLOAT16, 'torch_bfloat16': 'sentence-transformers, bfloat16',
            'transformers': 'transformers, bfloat16'}
 _TEXTS = 'texts.json'
