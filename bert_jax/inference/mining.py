@@ -1,6 +1,6 @@
 """Mines hard negatives: documents near a query that are not its positives."""
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Any
 
 from etils import epath
@@ -40,6 +40,12 @@ def _positives(pairs: Sequence[tuple[str, str]],
         ('note', f'{absent:,} of {len(pairs):,} pairs have no positive in the corpus: '
                  'none of its texts is excluded for them')])
   return numbers
+
+
+def _first_of_text(texts: beir.Texts, numbers: Set[int]) -> dict[int, int]:
+  """Returns {number: the first of `numbers` with the same text}."""
+  firsts: dict[str, int] = {}
+  return {i: firsts.setdefault(text, i) for i, text in enumerate(texts) if i in numbers}
 
 
 def _check(given: dict[str, str], columns: Sequence[str], ranks: Sequence[int]):
@@ -122,8 +128,11 @@ def mine(model: str, source: str, corpus: str, output: str, *,
   near = {query: [(i, score) for i, score in zip(*of_query) if i not in excluded[query]]
           for query, *of_query in zip(queries, hits.numbers.tolist(), hits.scores.tolist())}
   chosen = [[i for i, score in near[query][ranks[0] - 1:ranks[1]]
-             if score <= queries[query] @ positives[positive] - margin][:count]
+             if score <= queries[query] @ positives[positive] - margin]
             for query, positive in pairs]
+  # A corpus may have a text twice, but a line has it once.
+  first = _first_of_text(texts, {i for numbers in chosen for i in numbers})
+  chosen = [[*dict.fromkeys(first[i] for i in numbers)][:count] for numbers in chosen]
   # Every line needs the same columns: all negatives or none.
   chosen = [numbers if len(numbers) == count else [] for numbers in chosen]
   require(any(chosen),

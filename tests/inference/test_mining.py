@@ -74,6 +74,19 @@ def test_scores_of_a_teacher(files, tmp_path):
     mine(files, tmp_path / 'other.jsonl', teacher=files[0])
 
 
+def test_a_line_has_a_repeated_text_once(files, tmp_path):
+  model, path, *_ = files
+  one, two = path / 'corpus.jsonl', tmp_path / 'corpus.jsonl'
+  lines = one.read_text().splitlines()
+  two.write_text('\n'.join(x for line in lines for x in (line, line.replace('"d', '"e'))) + '\n')
+  written = [tmp_path / 'once.jsonl', tmp_path / 'twice.jsonl']
+  for corpus, last, output in zip((one, two), (10, 20), written):
+    mining.mine(model, str(path / 'pairs.tsv'), str(corpus), str(output), columns=('q', 'p'),
+                ranks=(1, last), count=3, margin=0.0)
+  assert written[0].read_text() == written[1].read_text()
+  assert len({*json.loads(written[1].read_text().splitlines()[0])['negatives']}) == 3
+
+
 def test_a_positive_that_is_a_text_without_its_title_is_no_negative(files, tmp_path):
   model, path, *_ = files
   lines = [{'_id': 'a', 'title': 'w1', 'text': 'w2 w3 w4'}, {'_id': 'b', 'text': 'w2 w3 w5'}]
