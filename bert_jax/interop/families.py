@@ -3,7 +3,7 @@
 A family with other tensors than BERT has its own file.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 import dataclasses
 from typing import Any
 
@@ -38,6 +38,11 @@ def _unused_mpnet(config: Mapping[str, Any]) -> int:
           f"pad_token_id={padding!r}: transformers' MPNet counts positions from id 1 on, "
           'so the padding needs this id (data.tokenizer=bpe assigns it)')
   return 2
+
+
+def _defaults(**values: Any) -> Callable[[Mapping[str, Any]], Mapping[str, Any]]:
+  """Adds transformers' defaults, where they are not ours, for fields that are missing."""
+  return lambda config: {**values, **config}
 
 
 # BERT's pooler and classifier under other names. Here the pooler is a part of the head.
@@ -76,7 +81,8 @@ MPNET = dataclasses.replace(
     fields={name: ours for name, ours in FIELDS.items() if name != 'type_vocab_size'},
     published={'relative_attention_num_buckets': mpnet.BUCKETS,
                'tie_word_embeddings': True},
-    unused_positions=_unused_mpnet, tensors=_mpnet_rules)
+    unused_positions=_unused_mpnet, tensors=_mpnet_rules,
+    read=_defaults(layer_norm_eps=1e-12))
 
 ALBERT = Family(
     'albert', 'Albert',
@@ -95,7 +101,9 @@ ALBERT = Family(
            ('cls.predictions.transform.LayerNorm.', 'predictions.LayerNorm.'),
            ('cls.predictions.', 'predictions.')),
     fields=FIELDS | {'embedding_size': 'embedding_size', 'num_hidden_groups': 'groups'},
-    published=PUBLISHED | {'inner_group_num': 1}, settings=ends)
+    published=PUBLISHED | {'inner_group_num': 1}, settings=ends,
+    read=_defaults(hidden_act='gelu_new', hidden_dropout_prob=0.0,
+                   attention_probs_dropout_prob=0.0))
 
 ELECTRA = Family(
     'electra', 'Electra', {'ForPreTraining': ('rtd',), 'ForMaskedLM': ('mlm',)},
@@ -107,7 +115,8 @@ ELECTRA = Family(
               'ElectraForMultipleChoice': (
                   ('pooler.dense.', 'sequence_summary.summary.'),)},
     fields=FIELDS | {'embedding_size': 'embedding_size',
-                     'generator_size': 'generator_size'})
+                     'generator_size': 'generator_size'},
+    read=_defaults(embedding_size=128))
 
 DISTILBERT = Family(
     'distilbert', 'DistilBert', {'ForMaskedLM': ('mlm',)},

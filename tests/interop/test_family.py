@@ -245,6 +245,22 @@ def test_a_window_of_any_size_is_that_of_transformers(tmp_path, window):
   assert written['local_attention'] == window
 
 
+@pytest.mark.parametrize('name', families.ALL)
+def test_missing_fields_have_the_defaults_of_transformers(name):
+  family = families.ALL[name]
+  known = transformers.CONFIG_MAPPING[name]()
+  whole = known.to_dict()
+  sizes = {theirs: getattr(known, theirs) for theirs, ours in family.fields.items()
+           if ours in ('vocab_size', 'hidden_size', 'num_layers', 'num_heads', 'intermediate_size')}
+  read = functools.partial(huggingface.config_from, path=epath.Path('config.json'), family=family)
+  if name == 'deberta-v2':  # its defaults are an architecture that no checkpoint has
+    for fields in (sizes, whole):
+      with pytest.raises(UserError, match='relative_attention=False'):
+        read(fields)
+  else:
+    assert read(sizes) == read(whole)
+
+
 @pytest.mark.parametrize('title, fields, message', [
     ('Albert', {'inner_group_num': 2}, 'inner_group_num=2 is not what Albert has'),
     ('Albert', {'num_hidden_groups': 3}, 'not divisible by model.groups=3'),
