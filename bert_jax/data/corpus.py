@@ -26,9 +26,9 @@ from bert_jax.errors import Failed, UserError, require, require_choice
 from bert_jax.runtime import storage
 
 FORMATS = ('auto', 'text', 'jsonl', 'wikitext')
-# tfds imports its packages in turn and stops at the first error, which is in
-# nearest_neighbors without h5py (it comes with TensorFlow). Then tfds never imports glue,
-# wikipedia and c4. So bert_jax imports the text packages itself.
+# tfds imports its packages in turn and stops at the first error. Without h5py, which
+# comes with TensorFlow, nearest_neighbors fails. Then tfds never imports glue, wikipedia
+# and c4. So bert_jax imports the text packages itself.
 _TFDS_OF_TEXT = ('question_answering', 'structured', 'summarization', 'text',
                  'text_simplification', 'translate')
 _LONGEST_DOCUMENT = 64 << 20  # bytes; one document at a time is in memory
@@ -62,8 +62,8 @@ class Settings:
   def sentences(self, document: str) -> list[str]:
     """Splits a document by the rules of its language.
 
-    WikiText separates its tokens by spaces, so a sentence ends at ` . `. The marks around
-    its hyphens and commas inside words and numbers are removed.
+    WikiText separates its tokens by spaces, so a sentence ends at ` . `. Inside words and
+    numbers it writes ` @-@ `, ` @,@ ` and ` @.@ `; these marks are removed.
     """
     is_wikitext = self.format == 'wikitext'
     if is_wikitext:
@@ -139,7 +139,7 @@ def _lines(file: str) -> Iterator[bytes]:
   try:
     with epath.Path(file).open('rb') as raw:
       stream = gzip.open(raw, 'rb') if file.endswith('.gz') else raw
-      # The limit protects the memory from a file without line ends.
+      # Without the limit, a file without line ends would fill the memory.
       while line := stream.readline(_LONGEST_DOCUMENT):
         number += 1
         if number == 1:
@@ -250,7 +250,8 @@ def open_tfds(name: str, split: str) -> Any:
     for package in _TFDS_OF_TEXT:
       importlib.import_module(f'tensorflow_datasets.{package}')
     _set_up_downloads()
-    # In builder_kwargs the format would also apply to folders prepared in another format.
+    # Not in builder_kwargs: there the format would also apply to folders that were
+    # prepared in another format.
     return tfds.data_source(name, split=split, data_dir=os.environ.get('TFDS_DATA_DIR'),
                             download_and_prepare_kwargs={'file_format': 'array_record'})
   except ImportError as e:

@@ -19,7 +19,8 @@ from bert_jax.data.tokenizers import reader as tokenizer_reader
 from bert_jax.errors import Failed, UserError, require
 from bert_jax.runtime import storage
 
-_COUNTED = 500_000_000  # tokens that a start can search: some 20 seconds
+# The most training tokens in which a new run searches for held-out sentences: 20 seconds.
+_COUNTED = 500_000_000
 
 
 class Corpus(NamedTuple):
@@ -85,9 +86,9 @@ def open_corpus(data: ConfigDict, vocab_size: int, workdir: epath.Path,
     processes: the number of processes of the run; only a single one can prepare text.
 
   Raises:
-    UserError: the corpus or vocabulary is not usable, or the workdir holds another one.
+    UserError: the corpus or vocabulary is not usable, or differs from the workdir's.
   """
-  # Until run.json exists, nothing was trained on what the workdir holds.
+  # Without run.json, no step was trained on the workdir's records: they can be replaced.
   began = (workdir / 'run.json').exists()
   corpora = mixture.parse(data.source)
   if corpora:
@@ -123,16 +124,16 @@ def _open_single(data: ConfigDict, vocab_size: int, workdir: epath.Path, process
 
 
 def _prepare_once(settings: Settings, workdir: epath.Path, began: bool):
-  """Prepares text in workdir/corpus, unless its records are there.
+  """Prepares text in workdir/corpus, unless its records are already there.
 
-  Raises UserError if the records there are of other settings, or of another text and the
-  run began.
+  Raises UserError if those records have other settings, or if the run has begun and the
+  text has changed.
   """
   directory = workdir / 'corpus'
   if (directory / 'manifest.json').exists():
     before = records.read_manifest(directory)['settings']
-    # A vocabulary may lie in the workdir, which may move. So not its path counts, but its
-    # digest, which the caller compares.
+    # The vocabulary may be a file in the workdir, which may move. So its path is ignored
+    # here, and the caller compares its digest.
     both = settings.vocab and before.get('vocab')
     asked = dataclasses.replace(settings, vocab=before['vocab']) if both else settings
     # A resumed run must not read other data than before.
@@ -156,16 +157,16 @@ def _inputs(settings: Settings, directory: epath.Path) -> list[str]:
 
 
 def _require_same_text(settings: Settings, before: Sequence[str], directory: epath.Path):
-  """Raises UserError if a file is new, or has another size, since the run began.
+  """Raises UserError if a file was added, or its size has changed, since the run began.
 
-  A copy of a text on another machine has other times, so times do not count. The records
-  hold the text of the first step, so a run continues without its files.
+  A copy of a text on another machine has other file times, so times are not compared. The
+  records hold the text, so a run can resume without the files.
   """
   try:
     now = _inputs(settings, directory)
   except (UserError, Failed, OSError):
     return
-  # An input ends with its time; see `corpus.Source`.
+  # An input is 'NAME SIZE TIME'; see `corpus.Source`.
   known = {file.rsplit(' ', 1)[0] for file in before}
   for file in now:
     name_and_size = file.rsplit(' ', 1)[0]
@@ -177,7 +178,7 @@ def _require_same_text(settings: Settings, before: Sequence[str], directory: epa
 def _discard(folder: epath.Path):
   """Deletes a folder of a run that never began."""
   if folder.exists():
-    # Renamed first: a kill must not leave a part of it under its name.
+    # Renames it first: a killed process must not leave half a folder under this name.
     old = folder.parent / f'{folder.name}.replaced'
     shutil.rmtree(old, ignore_errors=True)
     folder.rename(old)
@@ -196,9 +197,9 @@ def _settings(data: ConfigDict, vocab_size: int | None) -> Settings:
 
 
 def _train_once(texts: Sequence[Settings], workdir: epath.Path, began: bool):
-  """Trains workdir/vocabulary on the texts of a mixture, unless it is there.
+  """Trains workdir/vocabulary on the texts of a mixture, unless it exists.
 
-  Raises UserError if the run began with another size of it.
+  Raises UserError if the run began with a vocabulary of another size.
   """
   folder, size = workdir / 'vocabulary', texts[0].vocab_size
   made_of = folder / 'made_of.json'  # older versions wrote none
@@ -206,7 +207,7 @@ def _train_once(texts: Sequence[Settings], workdir: epath.Path, began: bool):
   complete = (folder / tokenizer_base.CONFIG).exists()
   before = storage.read_json_if_any(made_of).get('texts') if complete else None
   if began and complete:
-    # `_prepare_once` compares all the rest, for each text.
+    # `_prepare_once` compares the other settings of each text.
     earlier = before[0]['vocab_size'] if before else size
     require(earlier == size, f'{workdir} was made with model.vocab_size={earlier}, now it '
             f'is {size}: use another --workdir')
@@ -215,7 +216,7 @@ def _train_once(texts: Sequence[Settings], workdir: epath.Path, began: bool):
   if not began:
     if now == before:
       return
-    # Records of another vocabulary are useless.
+    # Records made with the old vocabulary are useless.
     for old in (folder, workdir / 'corpora'):
       _discard(old)
   preparation.train_vocabulary(texts, folder)
@@ -255,7 +256,7 @@ def _open_mixture(corpora: Sequence[mixture.WeightedCorpus], data: ConfigDict,
   train = mixture.MixedRecords(tuple(corpus.train for corpus in opened), weights)
   held_out = [(corpus.heldout, w) for corpus, w in zip(opened, weights)
               if corpus.heldout.num_tokens]
-  # Weights each corpus by its mean share of the run; the sum is the number of tokens.
+  # Scales each corpus to its mean share of the run; the counts sum to `num_tokens`.
   counts = sum(np.mean(w) * train.num_tokens * corpus.counts / max(corpus.counts.sum(), 1)
                for w, corpus in zip(weights, opened)).astype(np.int64)
   heldout_counts = sum(
@@ -265,7 +266,7 @@ def _open_mixture(corpora: Sequence[mixture.WeightedCorpus], data: ConfigDict,
       tuple(held for held, _ in held_out), tuple(w for _, w in held_out))
   notes = [f'{group.source}: {note}'
            for group, c in zip(groups, opened) for note in c.notes]
-  # A resumed run does not count again, because this reads all of the text.
+  # A resumed run does not search again, because the search reads all of the text.
   if not began and train.num_tokens > _COUNTED:
     notes.append('held-out sentences may also occur in the training text of another part: '
                  f'a text of more than {_COUNTED:,} tokens is not searched')

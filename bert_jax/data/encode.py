@@ -45,7 +45,7 @@ def batches(texts: Iterable[str], size: int = 1 << 18) -> Iterator[list[str]]:
 
 
 class Encoder:
-  """Encodes documents; workers unpickle it by reading its files again."""
+  """Encodes documents; a worker process unpickles it by reading its files."""
 
   def __init__(self, tokenizer: tokenizer_base.Tokenizer, settings: Settings,
                heldout: Iterable[str] = (), reopen: tuple[Any, ...] = ()):

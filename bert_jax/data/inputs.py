@@ -24,7 +24,7 @@ class Input(NamedTuple):
 
   ids: Sequence[int]
   type_ids: Sequence[int]  # 0 up to the first [SEP], 1 after it
-  hidden: int = 0  # the number of last tokens that no other token sees
+  hidden: int = 0  # the number of tokens at the end that no other token sees
 
 
 def special_tokens(tokenizer: Tokenizer, texts: int) -> int:
@@ -55,7 +55,7 @@ def join(tokenizer: Tokenizer, first: Sequence[int],
 
 def cut_pair(first: Sequence[int], second: Sequence[int],
              room: int) -> tuple[Sequence[int], Sequence[int]]:
-  """Cuts a pair to `room` tokens: the longer text first, until both have half of it.
+  """Cuts a pair to `room` tokens: the longer text first, until both fill half the room.
 
   The longer text keeps the odd token. Of two equally long texts, the second keeps it, as
   in the truncation `longest_first` of `tokenizers`.
@@ -68,7 +68,10 @@ def cut_pair(first: Sequence[int], second: Sequence[int],
 
 
 def pieces(ids: Sequence[int], room: int, how: str) -> list[Sequence[int]]:
-  """Cuts a text into chunks of `room` tokens, or to one such piece; `how` is in LONG."""
+  """Cuts a text into chunks of at most `room` tokens, or to one piece of `room` tokens.
+
+  `how` is one of LONG.
+  """
   if len(ids) <= room:
     return [ids]
   if how in _CHUNKS:

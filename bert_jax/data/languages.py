@@ -25,8 +25,8 @@ _CODES = (
     'nia nrm nyo olo pcd pdc pdt pfl pms pnt pwn qug rgn rmy roa rsk rue rup ruq rut '
     'sah scn sdc sdh ses sgs shi shy sjd skr sli sma smn srn sro stq sty szl szy tay '
     'tcy tet trv ttj tyv udm vec vep vls vmf vmw vot vro wls wuu xal xmf yue')
-# sentencex 1.0 panics at one capital, white space of several bytes, and a period. Only
-# this white space is changed: other texts must keep their sentences.
+# sentencex 1.0 panics at a single capital, multi-byte white space, and a period. Only
+# this white space is replaced, so that all other text is split as before.
 _PANIC = re.compile(r'(?<![^\s./])([A-Z]\s*)[^\S\x00-\x7f](?=\.)')
 
 
@@ -38,7 +38,7 @@ def check(name: str, language: str):
 
 
 def sentences(lines: Iterable[str], language: str) -> Iterator[str]:
-  """Splits lines by sentencex (Wikimedia's rules for 200 languages)."""
+  """Splits lines into sentences with sentencex (Wikimedia's rules for 200 languages)."""
   import sentencex  # training on token records does not need it
   code = language.partition('-')[0]  # sentencex splits fr-ca as English
   for line in filter(None, lines):

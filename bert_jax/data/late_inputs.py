@@ -1,4 +1,4 @@
-"""Inputs of late interaction: expanded queries, and the tokens that count.
+"""Inputs of late interaction: expanded queries, and the tokens that MaxSim uses.
 
 Khattab and Zaharia 2020, https://arxiv.org/abs/2004.12832.
 """
@@ -14,7 +14,7 @@ from bert_jax.data.tokenizers.base import Tokenizer
 
 QUERY, DOCUMENT = 'query', 'document'  # the roles of a text
 # The ways to expand a query by [MASK]. fixed: to exactly `expanded` tokens; min: to
-# `expanded` tokens or more. Without _visible, the other tokens do not see the added ones.
+# `expanded` tokens or more. Without _visible, no other token sees the added [MASK].
 HIDING = ('fixed', 'min')
 EXPANSIONS = ('none', *HIDING, *(f'{name}_visible' for name in HIDING))
 PUNCTUATION = tuple(string.punctuation)
@@ -28,10 +28,10 @@ class LateInputs:
     expansion: one of EXPANSIONS.
     expanded: tokens of an expanded query; 0 = no expansion.
     query_length: the most tokens of a query, unless it is expanded to a fixed length; None
-      = as many as of any text.
-    document_length: the same of a document.
+      = `longest`, an argument of `make`.
+    document_length: the most tokens of a document; None = `longest`.
     skipped: entries of the vocabulary that MaxSim leaves out.
-    skipped_in: the roles in which it leaves them out.
+    skipped_in: the roles of the texts in which MaxSim leaves out `skipped`.
     only: MaxSim uses only the document tokens with these ids; () = all tokens.
   """
 
@@ -67,7 +67,7 @@ class LateInputs:
     inputs, _ = inputs_lib.text_inputs(texts, tokenizer, min(most, positions))
     if least:
       inputs = [self._expanded(x, min(least, positions), tokenizer) for x in inputs]
-    # Skip only whole entries: an unknown word would skip every [UNK] of the text.
+    # Compares entries, not ids: an unknown word would skip every [UNK] of the text.
     skipped = [i for i, entry in enumerate(tokenizer.vocab)
                if role in self.skipped_in and entry in self.skipped]
     counts = []

@@ -46,7 +46,7 @@ def _from_workers(rows: Callable[[int], Any], steps: range, workers: int,
   Grain's own workers are not used: they send batches through shared memory, which
   containers limit, and do not free all of it.
   """
-  # `bool()` does nothing: `_begin_worker` has done all that a first batch needs.
+  # `bool` is a warm-up that does nothing: `_begin_worker` does all that is needed.
   with pool.processes(workers, bool, initializer=_begin_worker,
                       initargs=(rows,)) as executor:
     yield from pool.ordered_map(executor, _rows, steps, at_once=workers * ahead,

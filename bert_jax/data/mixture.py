@@ -3,8 +3,8 @@
   --config.data.source='wiki/*.gz=0.7,books/*.gz=0.3'
   --config.data.source='wiki/*.gz=0.7:0.3,books/*.gz=0.3:0.7'  # shares change linearly
 
-The rows of each corpus are evenly distributed. The corpus of a row depends only on the
-number of the row, so a run can start at any step.
+The rows of each corpus are spread evenly over the run. The corpus of a row depends only
+on the number of the row, so a run can start at any step.
 """
 
 from collections.abc import Iterator, Sequence
@@ -97,7 +97,7 @@ def _sentence_hashes(records: Records) -> Iterator[np.ndarray]:
       starts = np.cumsum(lengths) - lengths
       ids = np.asarray(shard.tokens[begin:int(ends[after - 1])], np.int64)
       place = np.arange(len(ids)) - np.repeat(starts, lengths)
-      # Two tables, because a vocabulary may have more entries than one.
+      # Two tables, because a vocabulary may have more entries than one table.
       mixed = of_token[ids & 0xffff] + of_place[ids >> 16]
       yield np.add.reduceat(mixed * of_place[place], starts)
       first = after
@@ -210,7 +210,7 @@ class MixedRows:
   sources: tuple[RowSource, ...]  # one for each corpus
   plan: Plan
   begin: int  # number of the phase's first row in the run
-  first: tuple[int, ...]  # number of that row in the walk over each corpus
+  first: tuple[int, ...]  # for each corpus, the row of its walk at which the phase begins
 
   @property
   def layout(self) -> RowLayout:

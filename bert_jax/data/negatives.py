@@ -62,7 +62,10 @@ def styles(records: Records, classes: np.ndarray, start: np.ndarray,
 
 
 def _style_groups(style: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-  """Groups similar styles: [C, 3] -> [C] int64. Each count splits groups into 1 to 4."""
+  """Groups similar styles: [C, 3] -> [C] int64.
+
+  Each of the three counts splits every group into the same number of groups, 1 to 4.
+  """
   count = len(style)
   ways = int(np.clip((count / _GROUP)**(1 / _STYLES), 1, 4))
   group = np.zeros(count, np.int64)
@@ -94,7 +97,7 @@ def _couples_of_one_document(b_length: np.ndarray, document: np.ndarray, near: f
 def exchange(a_length: np.ndarray, b_length: np.ndarray, document: np.ndarray,
              longest: int, rng: np.random.Generator, negatives: str = NEGATIVES[0],
              style: np.ndarray | None = None) -> np.ndarray:
-  """The index of the pair whose B each pair gets, itself if B stays: [C] int64.
+  """The index of the pair whose B each pair gets, its own if B stays: [C] int64.
 
   Pairs are sorted by the length of B. Neighbors of different documents become couples.
   Random couples exchange their B until half of all pairs have another B. Label and length

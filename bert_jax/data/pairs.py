@@ -5,8 +5,8 @@ chunks of whole sentences, and each chunk is cut into A and B between two senten
 of these pairs exchange their B with pairs of other documents whose B is about as long, so
 that length does not leak the label. Pairs and single sentences are packed into rows. The
 token count of a window fixes the number of its rows, so any row of any epoch can be found
-directly. The text of further rows fills gaps in the others, in pieces that serve masked
-LM only: a pair cut inside a sentence would leak its label. Each token is used once.
+directly. Text beyond these rows fills their gaps, in pieces for masked LM only: a pair
+that is cut inside a sentence would leak its label. Each token is used once.
 
 An example: two documents of four and three sentences, where each letter is a token, in a
 row of 24 tokens with C for [CLS], S for [SEP] and . for padding.
@@ -97,8 +97,8 @@ def _read_window(records: Records, blocks: np.ndarray, layout: RowLayout) -> Win
   """Reads the index of a window's blocks.
 
   A sentence that is longer than a row is cut into pieces, and each piece becomes a
-  segment. So does the first sentence of a document for sentence_order: its style would
-  leak that it comes first.
+  segment. For sentence_order, so does the first sentence of a document, because its style
+  would leak the order.
   """
   # By block: sentence lengths, first sentences of documents, their numbers and offsets.
   lengths, firsts, documents, offsets, opening = [], [], [], [], []
@@ -115,7 +115,7 @@ def _read_window(records: Records, blocks: np.ndarray, layout: RowLayout) -> Win
     sentences += len(block)
     tokens += int(records.blocks[number + 1, 0] - records.blocks[number, 0])
   length, pieces = cut(np.concatenate(lengths).astype(np.int64), layout.max_len - 2)
-  # Sentences get new numbers, because each piece of a long sentence counts.
+  # Sentences get new numbers, because each piece of a long sentence counts as one.
   renumbered = np.concatenate([[0], np.cumsum(pieces)])
   document_starts = renumbered[np.concatenate(firsts)]
   stands_alone = np.repeat(pieces > 1, pieces)
@@ -156,8 +156,8 @@ def _chunks(window: Window, layout: RowLayout,
   """Cuts segments into chunks: runs of sentences that fit into a row.
 
   Each pass cuts one chunk from every segment. The first chunk of a segment has a random
-  length, so that the cuts differ between epochs. It is at least as long as the remainder
-  that chunks of typical length would leave, so it does not add a chunk.
+  length, so that the cuts differ between epochs. This chunk is at least as long as the
+  remainder that chunks of typical length would leave, so it does not add a chunk.
 
   Returns:
     (first sentence, last sentence + 1, segment) of each chunk, in order: [C] int64 each.
@@ -299,7 +299,8 @@ def make_pairs(records: Records, blocks: np.ndarray, layout: RowLayout,
   usable = (space >= packing.SHORTEST_PIECE + 2) & (np.bincount(row) < layout.pairs)
   keep = _rows_to_keep(pairs, row, space * usable, rows, layout)
   least = 0  # the lower bound of `keep`
-  # Rows with P short texts are not full, and take no further piece: keep fewer of them.
+  # Rows with P short texts have space, but take no piece. Without a given number of rows,
+  # up to an eighth of the kept rows may be poured too.
   if rows is None:
     rows = int(pairs.size.sum() / _FULL / layout.max_len) + 1
     least = keep * 7 // 8 if layout.pairs > 1 else keep

@@ -1,4 +1,4 @@
-"""Makes token records from text: survey, vocabulary, tokens. For the result, see records.
+"""Makes token records (see records.py) from text: survey, vocabulary, tokens.
 
 An unfinished output folder also has progress/ with the results of the finished steps. The
 same command resumes after these steps.
@@ -185,7 +185,7 @@ class _Preparation:
     self._check_output()
 
   def _check_output(self):
-    """Raises UserError if the output folder holds something else."""
+    """Raises UserError if the output folder holds anything but this preparation."""
     output, begun = self.output, self.progress / 'settings.json'
     if begun.exists():
       earlier = _with_defaults(storage.read_json(begun))
@@ -241,7 +241,7 @@ class _Preparation:
         shards = self._write_training(survey, encoder, ordered_map)
         self._finish(survey, encoder, heldout['documents'], shards, ordered_map)
     except UserError:
-      # Before the first shard little work is lost, and `_check_output` made sure that the
+      # Before the first shard, little work is lost. `_check_output` made sure that the
       # folder holds nothing else.
       if not (self.progress / 'shard-00000.json').exists():
         shutil.rmtree(self.output, ignore_errors=True)
@@ -291,7 +291,7 @@ class _Preparation:
           if size >= _SHARD:
             return
 
-      # A shard starts with a part in hand: an exhausted iterator starts no empty shard.
+      # Takes the first part before it starts a shard, so that no shard is empty.
       for first in parts:
         number = f'{len(shards):05}'
         shards.append(self._once(
@@ -301,10 +301,13 @@ class _Preparation:
 
   def _finish(self, survey: Survey, encoder: encode.Encoder, documents: list[list[str]],
               shards: list[dict[str, Any]], ordered_map: _Map):
-    """Writes the held-out shard, without sentences of the training text, and the rest."""
+    """Writes the held-out shard, the counts and the manifest.
+
+    Held-out sentences that occur in the training text are left out.
+    """
     tokenizer = encoder.tokenizer
     counts = token_counts(shards, tokenizer.vocab_size)
-    # `run` deletes the useless output after the UserError if progress/ has no shard.
+    # After the UserError, `run` deletes the useless output if progress/ has no shard.
     if not counts.sum():
       shutil.rmtree(self.progress)
     check_tokens(self.settings.source, counts)

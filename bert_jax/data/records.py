@@ -83,14 +83,14 @@ class ShardWriter:
       lengths: [S] int64, tokens in each sentence, from 1 to LONGEST_SENTENCE.
       counts: [E] int64, sentences in each document, at least 1.
     """
-    # Eight word starts make a byte. The rest waits for the next call.
+    # Writes whole bytes. The bits of an incomplete byte wait for the next call.
     bits = np.concatenate([self._bits, words.astype(np.uint8)])
     whole = len(bits) // 8 * 8
     self._bits = bits[whole:]
     self._write('words', np.packbits(bits[:whole], bitorder='little'))
     self._write('tokens', tokens.astype(self._dtype))
     ends = self._tokens + np.cumsum(lengths)  # token at which each sentence ends
-    last = np.cumsum(counts)  # the sentence after the last one of each document
+    last = np.cumsum(counts)  # one more than the last sentence of each document
     self._write('documents', self._sentences + last - counts)
     self._write('sentences', lengths.astype(np.uint16))
     for first, after in zip((last - counts).tolist(), last.tolist()):
@@ -133,7 +133,7 @@ def token_dtype(vocab_size: int) -> np.dtype:
 
 
 def cut(lengths: np.ndarray, longest: int) -> tuple[np.ndarray, np.ndarray]:
-  """Cuts lengths [S] above `longest`.
+  """Cuts lengths [S] into pieces of at most `longest`.
 
   Returns:
     ([N] the lengths of all pieces, in order; [S] the number of pieces of each length).
@@ -151,7 +151,7 @@ class Records:
   """
 
   def __init__(self, shards: Iterable[Shard], digest: str, reopen: tuple[Any, ...] = ()):
-    """`reopen`: the arguments of `open_split`, which opens them in another process."""
+    """`reopen`: the arguments of `open_split` that open the shards in another process."""
     self.shards, self.digest, self._reopen = tuple(shards), digest, reopen
     sizes = [[0, 0, 0, 0], *([*s.blocks[-1], len(s.blocks) - 1] for s in self.shards)]
     # [shards + 1, 4]: tokens, sentences, documents and blocks before each shard.

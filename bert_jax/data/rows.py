@@ -138,7 +138,7 @@ class RowSource:
                      negatives.token_classes(tokenizer))
     tokens, _, documents = np.diff(records.blocks, axis=0).T
     documents = np.maximum(documents, 1)
-    # The weight of a block estimates the tokens that it fills in rows, special ones too.
+    # A block's weight estimates the tokens that it fills in rows, with special tokens.
     if layout.pairs > 1:
       self._weights = tokens + layout.special * (documents + tokens // layout.max_len)
     else:
@@ -167,7 +167,8 @@ class RowSource:
       weight = int(self._weights[blocks].sum())
       if not weight:
         break
-      # With a single window, pouring all its text needs the same rows in every epoch.
+      # With a single window, also tries 0, which pours all text: the rows that this needs
+      # are the same in every epoch.
       for rows in (None, 0) if count == 1 else (None,):
         window_rows = make_pairs(self.records, blocks, self.layout, (sample,), rows,
                                  self._classes)[-1]
@@ -214,12 +215,12 @@ class RowSource:
     return Pairs(*map(np.concatenate, zip(*window_pairs)))
 
   def row_after(self, before: 'RowSource', number: int) -> int:
-    """The first row here whose window has no text of the first `number` rows of `before`.
+    """The first row whose window shares no text with the first `number` rows of `before`.
 
     `before` has another layout, but the same records and seed, so the same block order.
     """
     epoch, within = divmod(number, before.rows)
-    # Rows of a window are shuffled, so all blocks of a begun window count.
+    # Rows of a window are shuffled, so all blocks of a begun window count as read.
     begun = np.searchsorted(before._permutation(epoch)[1], within)
     window = np.searchsorted(self._first_block, before._first_block[begun])
     return epoch * self.rows + int(self._permutation(epoch)[1][window])
@@ -268,8 +269,8 @@ def first_rows(sources: Sequence[RowSource], counts: Sequence[int]) -> tuple[int
 
   A phase with the same row layout as the previous phase continues at the next row. A
   phase with another layout begins at the next window that shares no text with a window
-  that was begun. The rows of a window are shuffled, so it is unknown which of its text is
-  left.
+  already begun. Rows of a window are shuffled, so the unread text of a begun window is
+  unknown.
 
   Args:
     sources: the rows of each phase, with one seed.

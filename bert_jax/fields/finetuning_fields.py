@@ -53,12 +53,13 @@ _FIELDS = with_values(run_fields.FIELDS, {
     'optimizer.warmup_steps': 0,
     'optimizer.warmup_ratio': 0.1,
     'data.train': Field('', on_resume=HARMLESS),  # a file, or tfds:NAME[@SPLIT]
-    # Files, comma-separated. The scores of all but the first end in _ and the file name.
+    # Files, comma-separated. The score names of all files but the first end in _ and the
+    # file name.
     'data.eval': Field('', on_resume=HARMLESS),
     # A file of examples to answer at the end, into WORKDIR/predictions.
     'data.test': Field('', on_resume=HARMLESS),
-    # Overrides the format, problem or columns of data.train for the files of data.eval:
-    # text_column=sentence.
+    # Overrides the format, problem or columns of data.train for the files of data.eval,
+    # such as text_column=sentence.
     'data.eval_fields': Field((), on_resume=HARMLESS, unused=(not_evaluated,)),
     'data.format': Field('auto', on_resume=HARMLESS),  # auto = by the file's name
     'data.text_column': Field('text', on_resume=HARMLESS, unused=(named_by_format,)),

@@ -154,8 +154,8 @@ FIELDS: Table = {
     # A score of the evaluations, '' = none. best/ keeps the checkpoint with the best
     # value, and predict uses it.
     'keep_best': Field('', on_resume=HARMLESS, unused_by_data=(nothing_held_out,)),
-    # mlm_nsp, mlm_sop, mlm, replaced_tokens, replaced_tokens_gdes, distillation; '' = by
-    # data.sequences, or ELECTRA's objective for ELECTRA.
+    # mlm_nsp, mlm_sop, mlm, replaced_tokens, replaced_tokens_gdes, distillation; '' = set
+    # by data.sequences, or ELECTRA's objective for an ELECTRA model.
     'objective': Field(''),
     'teacher': Field(''),  # for distillation: a model, as init_from
     # builtin, a glob of text files, tfds:NAME, or a folder of `prepare`. A mixture of
@@ -173,8 +173,8 @@ FIELDS: Table = {
     'data.pack': Field(True),
     # A vocab.txt or a SentencePiece .model; '' = train a vocabulary on the corpus.
     'data.vocab': Field('', on_resume=HARMLESS),
-    # The fields below determine how text becomes tokens. Folders of `prepare` have fixed
-    # values. A resumed run compares the digest of the records, not these fields.
+    # The fields below determine how text becomes tokens. They are fixed in a folder of
+    # `prepare`. A resumed run compares the digest of the records, not these fields.
 
     # text (a blank line between documents), jsonl, wikitext; auto = by name.
     'data.format': Field('auto', on_resume=HARMLESS, unused=(prepared, format_of_source)),

@@ -56,13 +56,13 @@ FIELDS: Table = {
     'task': Field(''),
     # The random seed of the parameters, the rows, the masks and the dropout.
     'seed': Field(0, at_least(0)),
-    # Optimizer steps; 0 = by train_epochs or train_minutes.
+    # Optimizer steps; 0 = set by train_epochs or train_minutes.
     'train_steps': Field(0, at_least(0), SCHEDULE),
-    # Passes over the data; 0 = by another field.
+    # Passes over the data; 0 = another field gives the length.
     'train_epochs': Field(0.0, at_least(0), SCHEDULE),
-    # Minutes for the steps, without compilation, evaluations and checkpoints; 0 = by
-    # another field. The run times some steps and then fixes train_steps. Phases are
-    # shares of the steps.
+    # Minutes for the steps, without compilation, evaluations and checkpoints; 0 = another
+    # field gives the length. The run times some steps and then fixes train_steps. Phases
+    # are shares of the steps.
     'train_minutes': Field(0.0, at_least(0), SCHEDULE),
     # Optional phases of (steps, max_len, batch_size). They scale to train_steps. On the
     # command line, max_len or batch_size replaces a value that all phases share.
@@ -125,7 +125,7 @@ def phases_of(config: ConfigDict, train_steps: int = 0) -> Phases:
 
 
 def check_kept(config: ConfigDict):
-  """Raises UserError if a run saves no checkpoint at most of the steps to keep."""
+  """Raises UserError if keep_every keeps steps at which no checkpoint is saved."""
   every = config.checkpoint_every  # 0 = every epoch: its steps are not yet known
   require(not every or config.keep_every % every == 0,
           f'keep_every={config.keep_every} is not a multiple of checkpoint_every={every}: '

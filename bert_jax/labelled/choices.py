@@ -35,7 +35,7 @@ def _label(row: table.Row, value: Any, choices: int, names: Sequence[str]) -> in
   """
   text = str(value).strip()
   if names:
-    # The names of some choices alone do not tell their indices.
+    # If only some choices have a name, the index of a named choice is unknown.
     require(len(names) == choices,
             f'{row.where}: only {len(names)} of the {choices} choices have a "label": '
             'give one to each choice')

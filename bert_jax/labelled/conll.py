@@ -13,7 +13,8 @@ from bert_jax.labelled import no_labels, table
 FORMATS = ('auto', 'conll', 'jsonl')
 _CONLLU_COLUMNS = 10
 _DOCUMENT_BOUNDS = ('-DOCSTART-', '#begin document', '#end document')
-# In CoNLL-U, line 8-9 repeats the next two words, and line 8.1 is an omitted word.
+# In CoNLL-U, a line with the number 8-9 repeats the next two words, and a line with the
+# number 8.1 is an omitted word.
 _NO_WORD = re.compile(r'\d+[-.]\d+')
 
 
@@ -129,16 +130,20 @@ def _without_comments(block: list[_Line], columns: tuple[int, int | None],
                       known: Collection[str], widths: Collection[int]) -> list[_Line]:
   """Returns a sentence without the comments at its start that look like words.
 
-  A line that begins with '#' is a comment if its number of fields differs from the lines
-  of words, if these lines have numbers or '_' in its place, or if its tag is not `known`.
-  GermEval has '#', an address and a date between tabs. MultiCoNER has
-  '# id 17 domain=en'. A word '#' with a tag of other words is not a comment.
+  A line that begins with '#' is a comment in these cases:
+    - it has several fields, but not as many as the lines of words;
+    - the lines of words begin with a number, before the column of words;
+    - the file has no tags, and where the lines of words have '_', it has another value;
+    - its first field is '#' and its tag is not `known`.
+  A comment of GermEval has '#', an address and a date, separated by tabs. A comment of
+  MultiCoNER is '# id 17 domain=en'. A line with the word '#' and a tag of other words is
+  not a comment.
 
   Args:
     block: the lines.
     columns: the columns of the word and of the tag; None = the file has no tags.
-    known: the tags of all lines of the file that do not begin with '#'.
-    widths: the numbers of fields of these lines.
+    known: O, data.labels, and the tags of all lines that do not begin with '#'.
+    widths: the numbers of fields of all lines that do not begin with '#'.
   """
   words = [line for line in block if _is_word(line)]
   # The sentence itself is the best evidence, unless each of its lines begins with '#'.
@@ -206,7 +211,7 @@ def _tags_of_headers(lines: Sequence[_Line], columns: tuple[int, int]) -> set[st
 
 def _check_form(path: str, block: list[_Line], tag_column: int,
                 of_headers: Collection[str]):
-  """Raises UserError for a header, and where the lines of a sentence differ in width."""
+  """Raises UserError for a header, a line without a tag, or lines of different widths."""
   first, width = block[0].number, len(block[0].fields)
   for line in block:
     where = f'{path}, line {line.number}'
@@ -222,7 +227,7 @@ def _check_form(path: str, block: list[_Line], tag_column: int,
 def _read_conll(path: str, word_column: int, tag_column: int | None,
                 labels: Collection[str], notes: list[str],
                 tags_of_file: _Tags) -> Iterator[TaggedWords]:
-  # A file with its words in the first column does not number them: 3-4 is a word.
+  # If the first column holds the words, the file has no word numbers: 3-4 is a word.
   blocks = [[line for line in block
              if not (word_column and len(line.fields) == _CONLLU_COLUMNS
                      and _NO_WORD.fullmatch(line.fields[0]))]

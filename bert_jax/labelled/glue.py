@@ -76,11 +76,11 @@ def read(source: str, task: Glue, split: str,
          notes: list[str] | None = None) -> Iterator[table.Row]:
   """Yields the rows of a GLUE file or of tfds:glue/..., with the file's column names.
 
-  Lines without a text are left out, as the benchmark does. QQP has a few. `notes` gets a
-  line with their number.
+  Lines without a text are left out, as in the benchmark. QQP has a few such lines.
+  `notes` gets a note with their number.
 
   Raises:
-    UserError: a line of a test file has no text. A submission counts the lines.
+    UserError: a line of a test file has no text. A submission needs every line.
   """
   if source.startswith('tfds:'):
     yield from _from_tfds(source.removeprefix('tfds:'), task, split)
@@ -113,7 +113,7 @@ def _from_tfds(name: str, task: Glue, split: str) -> Iterator[table.Row]:
   for row in table.read_tfds(name, f'{split}_matched' if is_matched else split):
     values = {column: row[theirs] for column, theirs in zip(ours, task.tfds or ours)}
     value = row.values.get('label')
-    # Writes labels as the files do, because the reader of the rows maps them to names.
+    # Converts labels to their form in the files, which the reader of the rows expects.
     if value in task.labels:
       value = task.written[task.labels.index(value)]
     if value is not None:

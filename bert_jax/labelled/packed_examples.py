@@ -22,7 +22,7 @@ from bert_jax.data.tokens import Tokens
 
 _LENGTH_MULTIPLE = 64  # L is a multiple of this
 _MOST_SLOTS = 16  # the most inputs in a row (P)
-# Each of the compiled sizes suffices for one of these shares of the steps of an epoch.
+# One size is compiled for each share, and suffices for this share of an epoch's steps.
 _SHARES = (0.5, 0.9, 1.0)
 
 
@@ -201,8 +201,8 @@ class Batches:
     placed = place(
         f.inputs, packed.inputs, packed.row_of, rows=rows, length=self.length,
         slots=self._slots, pad_id=self._pad_id, hides=self._hides)
-    # The model pools by slot, and `members` leads from an example to its slots. Examples
-    # have different numbers of inputs, so unused members keep -1.
+    # The model pools by slot, and `members` maps an example to its slots. Examples have
+    # different numbers of inputs, so unused members keep -1.
     is_filled = placed.index >= 0
     slot_of = dict(zip(placed.index[is_filled].tolist(),
                        np.flatnonzero(is_filled).tolist()))

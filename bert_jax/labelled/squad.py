@@ -19,7 +19,7 @@ class Question(NamedTuple):
 
   @property
   def in_place(self) -> bool:
-    """True if the first answer is in the context at its offset, or missing."""
+    """True if the first answer is in the context at its offset, or there is no answer."""
     return not self.answers or (
         self.starts[0] >= 0 and self.context.startswith(self.answers[0], self.starts[0]))
 
@@ -34,7 +34,7 @@ def read(path: str, labelled: bool = True) -> list[Question]:
   Raises:
     UserError: the file is not in SQuAD's format.
   """
-  # The JSON may have any structure: every error that a wrong one raises is one mistake.
+  # The JSON may have any structure. All errors from a wrong structure are one UserError.
   try:
     articles = storage.parse_json(table.read_text(path))['data']
     questions = [_question(qa, paragraph['context'], labelled)

@@ -74,7 +74,7 @@ class Row(NamedTuple):
     return number
 
   def numbers(self, column: str, count: int) -> tuple[float, ...]:
-    """Returns a list of `count` numbers."""
+    """Returns the numbers of a list of length `count`."""
     values = self[column]
     require(isinstance(values, list) and len(values) == count
             and all(type(x) in (int, float) and math.isfinite(x) for x in values),
@@ -126,7 +126,7 @@ def read_jsonl(path: str) -> Iterator[Row]:
 def _check_header(row: Row, plain_names: Sequence[str], first: int):
   """Raises UserError for a line that repeats the header, in any order or spelling."""
   values = [value or '' for value in row.values.values()]
-  # Every row comes here: most have a text that is longer than any column name.
+  # This runs for every row. Most rows have a text longer than any column name.
   if any(len(value) > _LONGEST_NAME for value in values):
     return
   values = sorted(map(no_labels.plain, values))

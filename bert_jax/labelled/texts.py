@@ -116,7 +116,7 @@ def read(source: str, data_format: str, c: glue.Columns, split: str,
     split: train, validation or test.
     labelled: False = the labels are not read.
     skipped: values of label columns; a row with one of them gets the label LEFT_OUT.
-    notes: gets a line about short lines of a GLUE file, which are left out.
+    notes: gets a note about short lines of a GLUE file, which are left out.
 
   Raises:
     UserError: a column is missing or unsuitable.
@@ -156,7 +156,7 @@ def check_labels(examples: Sequence[TextExample], c: glue.Columns) -> list[str]:
       for label, e in firsts.items()})
   require(places, f'{examples[0].where} and all other rows have no label: is '
                   f'data.label_column={c.label} right?')
-  # A column of ids or texts looks like this, and the run would train on it.
+  # If every label differs, the column probably holds ids or texts, not labels.
   require(c.problem == 'multi_label' or len(places) < max(len(examples), _FEW),
           f'each of the {len(examples):,} rows has a different label, such as '
           f'{next(iter(places))!r:.50}: is data.label_column={c.label} right? If it is, '
@@ -173,7 +173,7 @@ def are_scores(labels: Iterable[Any]) -> bool:
 
 
 def label_names(examples: Iterable[TextExample], c: glue.Columns) -> tuple[str, ...]:
-  """Returns the names of the labels, from the columns or sorted from the examples."""
+  """Returns the label names: from `c` if it has them, else from the examples, sorted."""
   if c.problem == 'regression':
     return ('value',)
   if c.labels:

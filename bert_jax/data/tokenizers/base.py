@@ -17,7 +17,7 @@ from bert_jax.errors import require
 # Token ids of a text, and the characters [start, end) of each token.
 Offsets = tuple[list[int], list[tuple[int, int]]]
 CONFIG = 'tokenizer_config.json'
-ROWS = 'table_rows'  # in CONFIG: rows of the embedding table, if it has more than entries
+ROWS = 'table_rows'  # in CONFIG: rows of the embedding table, if more than entries
 # In CONFIG, under transformers' name: False = special tokens in a text are parsed.
 PARSES = 'split_special_tokens'
 SPACE = '\u2581'  # how SentencePiece writes the space before a word
@@ -48,7 +48,7 @@ class Tokenizer(abc.ABC):
       table without an entry.
     entries: the number of entries in the vocabulary itself.
     around: the special tokens around texts.
-    before_word: what a caller writes before a word or sentence inside a text.
+    before_word: the string that callers add before a word or sentence inside a text.
     lowercase: whether BERT's normalizer lower-cases; None = the normalizer is not BERT's.
     markers: special tokens with a meaning in a text, such as "[H]"; they are never split.
     parses_special: whether "[SEP]" in a text is the special token; otherwise it is text.
@@ -75,7 +75,7 @@ class Tokenizer(abc.ABC):
     return len(self.vocab)
 
   def follows(self, lowercase: bool) -> bool:
-    """False if the files of this tokenizer decide against data.lowercase=`lowercase`."""
+    """False if the files of this tokenizer override data.lowercase=`lowercase`."""
     # A vocab.txt is only a list of entries; other files include their normalization.
     return self.kind == 'wordpiece' and not (lowercase and self.lowercase is False)
 
@@ -127,9 +127,12 @@ class Tokenizer(abc.ABC):
     return other
 
   def with_special(self, marks: Sequence[str]) -> 'Tokenizer':
-    """Returns a copy in which marks that are entries are never split or normalized.
+    """Returns a copy that never splits or normalizes a mark that is an entry.
 
     A mark may end with a space, such as "[Q] "; then its first word may be the entry.
+
+    Raises:
+      UserError: a mark is an entry, and this kind of tokenizer would split it.
     """
     words = {word for mark in marks for word in (mark, *mark.split()[:1])}
     require(words.isdisjoint(self.vocab),
@@ -147,8 +150,8 @@ class Tokenizer(abc.ABC):
 
     Args:
       directory: the folder.
-      segments: whether transformers gives the model the segments of a pair, 0 and 1;
-        None = as the tokenizer's class does.
+      segments: whether transformers gives the model the segment ids of a pair, 0 and 1;
+        None = the default of the tokenizer's class.
     """
 
   @property
@@ -160,12 +163,13 @@ class Tokenizer(abc.ABC):
     """Writes `files`, and CONFIG with `settings` and the special tokens."""
     config = {**settings, **self._named}
     if segments is not None:
-      # By default, BertTokenizer gives segments and PreTrainedTokenizerFast gives none.
+      # The default depends on the class: BertTokenizer gives segment ids, but
+      # PreTrainedTokenizerFast of transformers 5 gives none.
       config['model_input_names'] = [
           'input_ids', *['token_type_ids'] * segments, 'attention_mask']
     if self.parses_special or self.markers:
       config[PARSES] = not self.parses_special
-    # Recorded only for an unusual table: other files stay as transformers has them.
+    # Written only for an unusual table: other configs stay as transformers writes them.
     if self.vocab_size > self.entries:
       config[ROWS] = self.vocab_size
     directory.mkdir(parents=True, exist_ok=True)

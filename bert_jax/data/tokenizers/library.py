@@ -1,8 +1,9 @@
 """Tokenizers that the package `tokenizers` runs from a tokenizer.json.
 
-The file says how a tokenizer normalizes, splits and adds tokens: WordPiece of BERT, the
-byte-level BPE of RoBERTa and ModernBERT, the unigram models of XLM-R and DeBERTa.
-Truncation and padding are removed: bert_jax cuts and pads rows itself.
+The file says how a tokenizer normalizes and splits text, and which tokens it adds.
+Examples are BERT's WordPiece, the byte-level BPE of RoBERTa and ModernBERT, and the
+unigram models of XLM-R and DeBERTa. Truncation and padding are removed: bert_jax cuts and
+pads rows itself.
 """
 
 from collections.abc import Mapping, Sequence
@@ -54,7 +55,10 @@ def template(
     sep: tuple[str, int],
     pair: str = '{0}:0 $A:0 {1}:0 $B:1 {1}:1',
 ) -> tokenizers.processors.PostProcessor:
-  """The post-processor for [CLS] A [SEP], and `pair` with {0} = [CLS], {1} = [SEP]."""
+  """The post-processor that makes [CLS] A [SEP] from a text, and `pair` from two texts.
+
+  In `pair`, {0} is [CLS] and {1} is [SEP].
+  """
   return tokenizers.processors.TemplateProcessing(
       single=f'{cls[0]}:0 $A:0 {sep[0]}:0', pair=pair.format(cls[0], sep[0]),
       special_tokens=[cls, sep])
@@ -105,7 +109,7 @@ class LibraryTokenizer(base.Tokenizer):
     with library_checks.as_user_error(f'{where} is not a tokenizer'):
       self.around = self._around_texts()
     if self.kind == 'bpe':
-      # RoBERTa's file adds no space: it takes each text for the start of a document.
+      # RoBERTa's file adds no space: it treats each text as the start of a document.
       self.before_word = ' '
     normalizer, splitter = self._parsing.normalizer, self._parsing.pre_tokenizer
     self.splits_as_bert = (
@@ -121,7 +125,7 @@ class LibraryTokenizer(base.Tokenizer):
                   where: Any) -> Mapping[str, int]:
     """Sets the id of each special token, and adds special tokens that the file lacks.
 
-    Other files of the folder may name a token; otherwise its usual names count.
+    Other files of the folder may name a token; otherwise its usual names are tried.
     transformers adds missing tokens in the same way. Returns the id of every entry.
     """
     special = {x['content'] for x in self._added if x['special']}
@@ -156,7 +160,8 @@ class LibraryTokenizer(base.Tokenizer):
     """The special tokens of the post-processor; [CLS] A [SEP] B [SEP] if it adds none."""
     library = self._parsing
     if not library.num_special_tokens_to_add(is_pair=False):
-      # BERT needs to see where texts end. `save` writes the rule, too, from `_settings`.
+      # BERT needs to see where texts end. The rule goes into `_settings`, which `save`
+      # writes.
       ends = ((self.vocab[i], i) for i in (self.cls_id, self.sep_id))
       own = self._settings.get('post_processor')
       rule = json.loads(template(*ends).__getstate__())
@@ -232,7 +237,8 @@ class LibraryTokenizer(base.Tokenizer):
 
     if self.parses_special or self.markers or not self._without_normalizer:
       return ids(self.library, list(texts))
-    # The library's normalizer tracks character offsets, a third of the time of encoding.
+    # The library's normalizer tracks character offsets, which takes a third of the
+    # encoding time.
     normalized = [self._normalized(text) for text in texts]
     others = iter(ids(self._plain, [x for x, simple in zip(texts, normalized)
                                     if simple is None]))
@@ -317,7 +323,7 @@ class LibraryTokenizer(base.Tokenizer):
     if words is None or self.markers:
       settings = dict(self._settings)
       if self.kind == 'unigram' and '[CLS]' in self._never_text:
-        # Digests of older records did not include it.
+        # Digests of older records did not include the post-processor.
         settings['post_processor'] = None
       if 'post_processor' in settings:
         settings['post_processor'] = pair_rule.without_segments(

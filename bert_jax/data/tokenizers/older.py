@@ -36,7 +36,7 @@ class Folder(NamedTuple):
   settings: Mapping[str, Any]  # tokenizer_config.json, updated by special_tokens_map.json
   title: str  # the tokenizer's class, "BertTokenizer", or the model_type; '' = unknown
   added: Mapping[int, tokenizers.AddedToken]  # by id
-  is_generic: bool = False  # transformers takes its tokenizer.json as it is
+  is_generic: bool = False  # transformers uses its tokenizer.json unchanged
 
   @property
   def kind(self) -> str:
@@ -86,7 +86,7 @@ def read_folder(directory: epath.Path) -> Folder:
           base.CONFIG, 'special_tokens_map.json', 'added_tokens.json', 'config.json'))
   titles = [str(x or '') for x in (config.get('tokenizer_class'),
                                    model.get('tokenizer_class'), model.get('model_type'))]
-  # The base classes "PreTrainedTokenizer..." do not say which tokenizer it is.
+  # The base classes "PreTrainedTokenizer..." do not tell which tokenizer a folder has.
   title = next((x for x in titles if x and not x.startswith('PreTrained')), '')
   # Newer folders list added tokens, with their flags, in the config. transformers then
   # ignores the two older files.
@@ -143,7 +143,7 @@ def _complete(library_object: tokenizers.Tokenizer, folder: Folder, path: epath.
 
 
 def _named(*special: str | tokenizers.AddedToken) -> dict[str, Any]:
-  """The special tokens of base.ROLES by their names in transformers."""
+  """Maps names such as cls_token to `special`, which has the order of base.ROLES."""
   return dict(zip((f'{role}_token' for role in base.ROLES), special))
 
 
@@ -217,8 +217,9 @@ def read_wordpiece(path: epath.Path, folder: Folder,
 
   Args:
     path: the file.
-    folder: its settings, which have priority over `lowercase` unless that is False.
-    lowercase: without a setting, None = True for an uncased vocabulary.
+    folder: its settings decide, unless `lowercase` is False.
+    lowercase: False = keep capitals. True or None count if the folder has no setting:
+      True = lower-case, None = lower-case unless the vocabulary is cased.
 
   Raises:
     UserError: the file is not a BERT vocabulary, or is cased and `lowercase` is True.
@@ -322,7 +323,7 @@ def read_fairseq(path: epath.Path, folder: Folder) -> LibraryTokenizer:
           f'CamemBERT: name a model of another kind {spiece.FILE}')
   special = _FAIRSEQ
   if folder.kind == 'camembert':
-    # CamemBERT numbered <s>, </s> and <unk> twice. It uses <s> and </s> among the pieces.
+    # CamemBERT has <s>, </s> and <unk> twice. It uses the <s> and </s> of the pieces.
     special = _FAIRSEQ | {'mask_token': _MASK_WITH_SPACE}
     entries = [('<s>NOTUSED', 0.0), ('<pad>', 0.0), ('</s>NOTUSED', 0.0), ('<unk>', 0.0),
                ('<unk>NOTUSED', -100.0), *pieces[1:]]

@@ -1,7 +1,7 @@
 """The post-processor of a tokenizer.json for models with two segments.
 
-RoBERTa's post-processor gives both texts of a pair the segment 0. bert_jax gives the
-second text the segment 1 if the model has two.
+RoBERTa's post-processor gives both texts of a pair segment id 0. If the model has two
+segments, bert_jax replaces it with a rule that gives the second text segment id 1.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ _ROBERTAS = 'RobertaProcessing'
 
 
 def _template(parts: Sequence[Sequence[int]], vocab: Sequence[str]) -> list[Any]:
-  """The special tokens `parts` with texts between them; the segment 1 from text B on."""
+  """The special tokens `parts`, with texts between them; segment id 1 from text B on."""
   pieces = []
   for text, ids in zip(' AB', parts):
     segment = int(text == 'B')
@@ -24,7 +24,7 @@ def _template(parts: Sequence[Sequence[int]], vocab: Sequence[str]) -> list[Any]
 
 
 def with_segments(rule: Any, around: Around, vocab: Sequence[str]) -> Any:
-  """Returns RoBERTa's post-processor with segments; any other post-processor as it is."""
+  """Gives RoBERTa's post-processor segments; returns any other one unchanged."""
   if not isinstance(rule, Mapping) or rule.get('type') != _ROBERTAS:
     return rule
   names = {vocab[i]: i for part in around.two for i in part}
@@ -33,15 +33,16 @@ def with_segments(rule: Any, around: Around, vocab: Sequence[str]) -> Any:
               'pair': _template(around.two, vocab),
               'special_tokens': {name: {'id': name, 'ids': [i], 'tokens': [name]}
                                  for name, i in names.items()}}
-  # ByteLevel corrects the places in the text, as RoBERTa's own post-processor does. It
-  # does not use `use_regex`; False tells this rule from published ones in digests.
+  # ByteLevel corrects the offsets in the text, as RoBERTa's own post-processor does. It
+  # ignores `use_regex`. False marks this rule, so that `without_segments` does not
+  # mistake a published rule for it.
   places = {'type': 'ByteLevel', 'use_regex': False,
             **{x: rule[x] for x in ('add_prefix_space', 'trim_offsets')}}
   return {'type': 'Sequence', 'processors': [places, template]}
 
 
 def without_segments(rule: Any, around: Around, vocab: Sequence[str]) -> Any:
-  """The inverse of `with_segments`: digests do not depend on the segments."""
+  """Undoes `with_segments`, so that a digest does not depend on the segments."""
   try:
     places, _ = rule['processors']
     (cls,), (_, sep), _ = around.two

@@ -1,8 +1,8 @@
 """Reads a published tokenizer so that it gives the ids that its publisher meant.
 
-A tokenizer.json has priority: the package `tokenizers` runs it. Without this file the
-older files count, as in transformers' AutoTokenizer. A UserError names any tokenizer that
-bert_jax cannot run.
+A tokenizer.json has priority: the package `tokenizers` runs it. Without this file, the
+older files are read, as in transformers' AutoTokenizer. If bert_jax cannot run a
+tokenizer, a UserError names it.
 """
 
 import math
@@ -25,12 +25,12 @@ _OLDER = {
 # Tokenizer classes of transformers that read these files; each also has a form "...Fast".
 _CLASSES = ('Bert', 'DistilBert', 'Electra', 'MPNet', 'Roberta', 'XLMRoberta',
             'Camembert', 'Albert', 'DebertaV2')
-# Classes, as `Folder.kind`, that replace these settings of a tokenizer.json by their own.
+# For these classes (as `Folder.kind`), the _FLAGS in CONFIG override a tokenizer.json.
 _REPLACE_FLAGS = ('bert', 'distilbert', 'electra', 'mpnet', 'layoutlm', 'mobilebert',
                   'squeezebert', 'funnel', 'splinter', 'lxmert')
 _FLAGS = {'do_lower_case': 'lowercase', 'strip_accents': 'strip_accents',
           'tokenize_chinese_chars': 'handle_chinese_chars'}
-# Classes, as `Folder.kind`, that give the model no segments of a pair.
+# Classes (as `Folder.kind`) that give the model no segment ids.
 _WITHOUT_SEGMENTS = ('distilbert', 'mpnet', 'roberta', 'xlmroberta', 'camembert')
 # Programs that split a text into words before the vocabulary is looked up.
 _WORD_SPLITTERS = {'mecab': 'MeCab', 'sudachi': 'Sudachi', 'jumanpp': 'Juman++'}
@@ -38,7 +38,7 @@ _SHORTEST = 8  # the smallest plausible model_max_length
 
 
 def longest_input(directory: epath.Path) -> float:
-  """The number of tokens to which transformers cuts an input; inf if no file has it.
+  """The number of tokens to which transformers cuts an input; inf if CONFIG has none.
 
   Raises:
     UserError: `model_max_length` is not a number, or is too small for a text.
@@ -57,7 +57,7 @@ def check_cut(directory: epath.Path):
   """Raises UserError if transformers cuts a long text at its start, not at its end."""
   name = f'{base.CONFIG}: truncation_side'
   side = storage.read_json_if_any(directory / base.CONFIG).get('truncation_side')
-  # Only a folder without this field leaves the side to its tokenizer.json.
+  # tokenizer.json decides only if the config does not have this field.
   if side is None:
     cut = storage.read_json_if_any(directory / _JSON).get('truncation')
     name = f'{_JSON}: truncation.direction'
@@ -68,10 +68,10 @@ def check_cut(directory: epath.Path):
 
 
 def gives_segments(directory: epath.Path) -> bool:
-  """Returns False if transformers gives both texts of a pair the segment 0.
+  """Returns False if transformers gives both texts of a pair segment id 0.
 
-  transformers 4 and 5 differ for the class PreTrainedTokenizerFast: in 4, which most
-  folders come from, it gives segments.
+  transformers 4 and 5 differ for the class PreTrainedTokenizerFast. This follows version
+  4, from which most folders come: there the class gives segment ids.
   """
   folder = older.read_folder(directory)
   names = folder.settings.get('model_input_names')
@@ -118,7 +118,7 @@ def _tokenizer_file(directory: epath.Path, folder: older.Folder) -> epath.Path:
           f'{directory}: its {name} splits texts with '
           f'{_WORD_SPLITTERS.get(splitter, "jieba")}, which bert_jax does not run: use a '
           'model with another tokenizer')
-  # In a folder that bert_jax saved, tokenizer.json is only nearly equal to the model.
+  # If bert_jax saved a SentencePiece model, its tokenizer.json is only an approximation.
   is_ours = ('keep_accents' in folder.settings
              and folder.settings.get('tokenizer_class') == spiece.SAVED_AS)
   if is_ours and (directory / spiece.FILE).exists():
@@ -155,7 +155,7 @@ def _with_flags(normalizer: Any, folder: older.Folder) -> Any:
     return normalizer
   flags = {ours: folder.flag(name, None) for name, ours in _FLAGS.items()
            if name in folder.settings}
-  # Only strip_accents has a meaning for null: it follows the lower-casing.
+  # null has a meaning only for strip_accents: strip accents if lower-casing.
   return normalizer | {name: value for name, value in flags.items()
                        if value is not None or name == 'strip_accents'}
 

@@ -173,7 +173,7 @@ class SentencePiece(base.Tokenizer):
   def word_starts(self) -> np.ndarray:
     starts = np.array([entry.startswith(base.SPACE) for entry in self.vocab])
     starts[self._size:] = True
-    # Without a space in its pieces, as in Japanese, each token is a word.
+    # If no piece has a space, as in Japanese, each token is a word.
     return starts if starts[:self._size].any() else np.ones_like(starts)
 
   def serialized(self) -> bytes:
@@ -182,9 +182,9 @@ class SentencePiece(base.Tokenizer):
   def _complete(self) -> tokenizers.Tokenizer | None:
     """The tokenizer for transformers, which parses special tokens; None if not a unigram.
 
-    The unigram model of `tokenizers` cannot split "9," afterward. As in transformers'
-    converter for ALBERT, such pieces get a very low score, so that other pieces win, and
-    nearly always the pieces of `_without_comma`.
+    The unigram model of `tokenizers` cannot split a piece such as "9," after encoding. As
+    in transformers' converter for ALBERT, such pieces get a very low score. Then other
+    pieces win, nearly always the pieces of `_without_comma`.
     """
     normalization = character_map(self._model)
     if normalization is None:

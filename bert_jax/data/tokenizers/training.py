@@ -100,10 +100,11 @@ def _train_sentencepiece(texts: _Texts, vocab_size: int,
         unk_piece='<unk>',
         control_symbols=['[CLS]', '[SEP]', '[MASK]'],
         normalization_rule_name='nmt_nfkc_cf' if lowercase else 'nmt_nfkc',
-        # The trainer holds its sentences in memory. Without a shuffle it is reproducible.
+        # A limit, because the trainer holds its sentences in memory. Without a shuffle,
+        # training is reproducible.
         input_sentence_size=5_000_000,
-        # Bytes of the longest sentence of corpus.py, 16,384 characters. The default drops
-        # sentences above 4,192 bytes without a message.
+        # The longest sentence of corpus.py has 16,384 characters of up to 4 bytes. The
+        # default drops sentences above 4,192 bytes without a message.
         max_sentence_length=4 * 16_384,
         shuffle_input_sentence=False)
   except RuntimeError as e:
