@@ -1,8 +1,7 @@
 """GLUE: fine-tunes a model on each task of a folder, with several seeds and rates.
 
 Wang et al. 2019, https://arxiv.org/abs/1804.07461. A held-out part of the training file
-chooses the learning rate and the best epoch. The development file is scored and chooses
-nothing.
+chooses the learning rate and the best epoch. The development file is only scored.
 """
 
 from collections.abc import Sequence
@@ -92,7 +91,7 @@ def find_tasks(data: str, most: int = 0) -> dict[str, Files]:
     most: training examples of a task; 0 = all.
 
   Raises:
-    UserError: a task lacks a file, `data` has no task, or `most` with tfds:glue.
+    UserError: a task lacks a file, `data` has no task, or `most` is set with tfds:glue.
   """
   tasks = [name.removeprefix('glue/') for name in glue.TASKS]
   if data == 'tfds:glue':

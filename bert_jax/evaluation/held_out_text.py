@@ -1,7 +1,8 @@
 """Masked-LM loss of a text, in nats per token, word and byte.
 
-The loss per word and per byte compares models with different vocabularies: the loss per
-token times the tokens of the text, over its words or bytes. White space separates words.
+The losses per word and per byte compare models with different vocabularies. They are the
+loss per token, times the number of tokens in the text, divided by the number of its words
+or bytes. White space separates words.
 """
 
 from collections.abc import Iterable, Iterator
@@ -20,9 +21,9 @@ from bert_jax.evaluation.report import Report
 from bert_jax.inference import forward, json_lines
 from bert_jax.inference.bert import Bert
 
-SUMS = '.batches.jsonl'  # the suffix of the sums of all batches, next to the report
+SUMS = '.batches.jsonl'  # suffix of a file next to the report: sums of all batches
 _BATCH_TOKENS = 8192
-_LARGEST_EXPONENT = 700.0  # of a double
+_LARGEST_EXPONENT = 700.0  # exp of more than 709 overflows a double
 
 
 def _pieces(bert: Bert, documents: Iterable[str], length: int) -> Iterator[list[int]]:
@@ -126,5 +127,5 @@ def evaluate(bert: Bert, source: str, path: epath.Path, *, rate: float = 0.15,
 
 
 def _exp(nat: float) -> float | None:
-  """Returns the exponential, or None on overflow, as for the "words" of Chinese."""
+  """Returns the exponential, or None on overflow, as per word of text without spaces."""
   return math.exp(nat) if nat < _LARGEST_EXPONENT else None

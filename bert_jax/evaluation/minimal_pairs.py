@@ -24,14 +24,14 @@ from bert_jax.inference import json_lines
 from bert_jax.inference.bert import Bert
 from bert_jax.labelled import table
 
-SCORES = '.pairs.jsonl'  # the suffix of the scores of all pairs, next to the report
+SCORES = '.pairs.jsonl'  # suffix of a file next to the report: scores of all pairs
 _BLIMP = ('sentence_good', 'sentence_bad', 'UID', 'linguistics_term')
 _EWOK = ('Target1', 'Target2', 'Domain', 'Context1')
 _PAIRS_AT_ONCE = 512  # a kill loses the scores of one such window
 
 
 class Pair(NamedTuple):
-  """Two sentences that differ in one point of grammar."""
+  """An acceptable and an unacceptable sentence, which differ in one point."""
 
   good: str
   bad: str

@@ -1,4 +1,4 @@
-"""The tasks of MTEB, by the package mteb: its results files, and one table."""
+"""Runs tasks of MTEB with the package mteb; writes its results files and one table."""
 
 from collections.abc import Sequence
 import importlib.util

@@ -1,7 +1,7 @@
 """Quantizes a model in ONNX to int8, and measures what is lost.
 
-The weights of matrix products become int8, with a scale for each output, and their other
-factors are quantized as the model runs (Jacob et al. 2018, arXiv:1712.05877;
+The weights of matrix products become int8, with a scale for each output. The inputs of
+these products are quantized while the model runs (Jacob et al. 2018, arXiv:1712.05877;
 onnxruntime's dynamic quantization). The table compares both files on the same texts.
 """
 
@@ -24,7 +24,7 @@ from bert_jax.tasks import task_list
 
 MOST_LOST = 0.05  # of the cosine or of the accuracy, unless the user gives another bound
 _ROWS = 32  # texts in a batch
-_LONGEST = 512  # tokens of a text, for a model that says nothing
+_LONGEST = 512  # tokens of a text, for a model without a limit of its own
 
 
 class Texts:
@@ -36,7 +36,7 @@ class Texts:
 
     Args:
       model: the source of the ONNX folder, from `folder.exported`.
-      name: its name, for messages.
+      name: the folder or name of the source; a workdir's run says how to read `data`.
       data: for a classifier, a file of examples, to compare accuracy; for other models,
         JSON lines with a 'text'. '' = the strings of HOSTILE, to compare outputs.
       fields: fields of the config group `data`, which say how to read `data`.
@@ -99,16 +99,17 @@ def quantize(model: Pretrained, texts: Texts, directory: epath.Path,
     model: the source of the folder, from `folder.exported`.
     texts: of this model.
     directory: a folder of `folder.save`.
-    most_lost: the largest loss, of the accuracy or of the mean cosine of the outputs.
+    most_lost: the largest allowed loss of accuracy, or of the mean cosine of the outputs;
+      None = MOST_LOST.
 
   Raises:
-    UserError: the file loses more. The int8 file is then not kept.
+    UserError: the int8 file loses more; it is deleted.
   """
   from onnxruntime import quantization  # an extra, and slow to import
 
   most_lost = MOST_LOST if most_lost is None else most_lost
   source, target = directory / folder.FILE, directory / folder.QUANTIZED
-  # The package advises a step that changes nothing here.
+  # A warning of the package advises a preprocessing step that changes nothing here.
   logging.getLogger().setLevel(logging.ERROR)
   quantization.quantize_dynamic(str(source), str(target), per_channel=True,
                                 weight_type=quantization.QuantType.QInt8)

@@ -85,7 +85,7 @@ def files(path: epath.Path, *further: str) -> list[epath.Path]:
 def write(report: Report, path: epath.Path):
   """Writes FILE.json, the table as FILE.md and FILE.png, and the further files.
 
-  They appear at once, when all of them are complete; FILE.json is the last.
+  No file gets its name before all of them are complete. FILE.json gets its name last.
   """
   rows = [dict(zip(report.columns, row)) for row in report.rows]
   table = json.dumps({**report.facts, 'rows': rows}, indent=2, allow_nan=False) + '\n'

@@ -1,4 +1,4 @@
-"""Retrieval: how well vectors find the documents of queries, and a reranker orders them.
+"""Retrieval: how well vectors find relevant documents, and how a reranker sorts them.
 
 The scores equal the scores of trec_eval on the run files.
 """
@@ -22,11 +22,11 @@ from bert_jax.tasks import late_interaction, metrics, reranking
 RUN, RERANKED = '.run', '.reranked.run'  # suffixes of the files next to the report
 _DEPTH = 100  # scored documents of a query
 _QUANTIZED_AT_ONCE = 1 << 16  # vectors
-_DOCUMENTS_AT_ONCE = 1024  # whose vectors of tokens are in memory
+_DOCUMENTS_AT_ONCE = 1024  # whose token vectors are in memory
 _QUERIES_AT_ONCE = 16  # of the reranker: a kill loses the scores of at most this many
 
-# {query: [(document, score)]}, best first; at equal scores the larger name, as in
-# trec_eval.
+# {query: [(document, score)]}, best first; at equal scores, the larger name first, as
+# in trec_eval.
 Run = dict[str, list[tuple[str, float]]]
 
 
@@ -79,7 +79,7 @@ def _search(corpus: beir.Texts, queries: beir.Texts, path: epath.Path,
 def _search_late(bert: Bert, corpus: beir.Texts, queries: beir.Texts) -> Run:
   """Finds the documents of each query by MaxSim, exactly.
 
-  Only one window of documents is in memory: the vectors of all tokens are not kept.
+  Only one window of documents is in memory at a time. The token vectors are not stored.
   """
   of_queries = late_interaction.vectors(bert, list(queries), QUERY[0])
   run = {name: [] for name in queries.ids}
@@ -141,10 +141,10 @@ def evaluate(bert: Bert, source: str, path: epath.Path, *, split: str = 'test',
   """Computes NDCG@10, MRR@10, MAP@100 and recall@100 of the nearest documents.
 
   Args:
-    bert: the model of queries and documents; one of late interaction scores by MaxSim.
+    bert: the model for queries and documents; a late-interaction model scores by MaxSim.
     source: a folder in BEIR's layout.
     path: the path of the report. PATH.corpus.npy and PATH.queries.npy have the vectors;
-      the report has the hits for PATH.run.
+      the returned report has the content of PATH.run, the hits.
     split: its judgments are in qrels/SPLIT.tsv.
     pooling: cls, mean or max; None = the pooling of the model, or mean.
     max_len: see `Bert.embed`.

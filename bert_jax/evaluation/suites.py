@@ -61,7 +61,7 @@ def run(model: str, suite: str, data: str, output: str, options: dict[str, Any],
             f'--{name} has no effect here: --suite={suite} does not use it')
   path, options = epath.Path(output), dict(options)
   storage.make_parent('--output', path)
-  # Before any work: a file beside the report may be the data.
+  # Check before any work that no output file is the data.
   beside = map(path.with_suffix, _BESIDE)
   storage.spare('--output', output, [*beside, *report.files(path)], [data])
   if not overwrite:

@@ -44,7 +44,7 @@ def _config(name: str, model: Pretrained, kind: type[task_kind.TaskKind],
   facts = {'problem': model.problem, **model.facts}
   if kind.model_task in ('', kind.name):
     facts['labels'] = model.labels
-  # Facts take precedence over the run: they also exist for models of other libraries.
+  # Facts override the fields of the run. Models of other libraries have only facts.
   fields = _fields_of_run(name, kind) | {
       field: value for field, value in facts.items() if value is not None and value != ()}
   own_length = model.sentence and model.sentence.max_len
@@ -77,7 +77,7 @@ def _check_labels(files: finetuning_data.ExampleFiles, model: Pretrained, name: 
 
 def read(name: str, model: Pretrained, kind: type[task_kind.TaskKind], data: str,
          fields: Sequence[str] = ()) -> Sequence[Any]:
-  """Reads the examples of a file as the run of the model read its own."""
+  """Reads the examples of a file as the model's run read its own examples."""
   config = _config(name, model, kind, fields)
   return finetuning_data.not_empty(
       kind.files.read(data, config.data, 'validation', []), data)

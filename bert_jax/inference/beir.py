@@ -73,7 +73,7 @@ def read_qrels(path: epath.Path) -> Qrels:
     require(grade == int(grade), f'{row.where}: the score {grade} is not a whole number')
     qrels.setdefault(row.text('query-id'), {})[row.text('corpus-id')] = int(grade)
   require(bool(qrels), f'{path} holds no judgment')
-  # Every score of a query divides by the number of its relevant documents.
+  # NDCG, MAP and recall divide by zero for a query without relevant documents.
   for query, grades in qrels.items():
     require(max(grades.values()) > 0,
             f'{path}: the query {query!r} has no relevant document (a score above 0): leave '
@@ -93,8 +93,8 @@ class Collection(NamedTuple):
 def load(folder: epath.Path, split: str) -> Collection:
   """Reads the corpus, the queries and the judgments of a split.
 
-  Judgments of documents that corpus.jsonl lacks stay, as in trec_eval: no search can find
-  these documents. Published folders have some.
+  Some published folders judge documents that are not in corpus.jsonl. These judgments are
+  kept, as in trec_eval: the documents count as not found.
 
   Raises:
     UserError: a file is missing or malformed, a judgment names a query that queries.jsonl

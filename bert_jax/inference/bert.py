@@ -19,7 +19,7 @@ from bert_jax.model.pooling import POOLINGS, TOKEN_VECTORS, combine_texts
 from bert_jax.runtime import platforms
 from bert_jax.tasks import late_interaction, reranking
 
-DTYPES = ('float32', 'bfloat16', 'auto')  # of the products
+DTYPES = ('float32', 'bfloat16', 'auto')  # of matrix products
 # Tokens scored at once; each makes a masked copy of its text.
 _SCORED_AT_ONCE = 4096
 
@@ -106,10 +106,11 @@ class Bert(LoadedModel):
       normalize: scale to length 1; None = as the model says, else no.
       layers: layers to concatenate: 0 = embeddings, 1..N, or from the end, -1 = the last.
         (-4, -3, -2, -1) is the paper's best for NER.
-      long: the part of a text above `max_len` to read: 'head', 'tail', 'head_tail' (128 +
-        382), or all of it in chunks: 'chunks_mean', 'chunks_max', 'chunks_attention'.
-      max_len: tokens of a text, special tokens included; None = as the model says (except
-        for 'none'), else all positions.
+      long: how to read a text of more than `max_len` tokens: its 'head', 'tail' or
+        'head_tail' (128 + 382), or all of it in chunks: 'chunks_mean', 'chunks_max',
+        'chunks_attention'.
+      max_len: tokens of a text, special tokens included; None = the limit of the model,
+        else all positions (for pooling 'none', always all positions).
       prompt: the name of a prompt of the model, which precedes each text; '' = no prompt;
         None = the default prompt of the model, if any.
       dim: keeps the first `dim` entries, scaled to length 1; None = all.
@@ -157,11 +158,11 @@ class Bert(LoadedModel):
 
   def _unpooled(self, rows: Sequence[inputs_lib.Input], owners: np.ndarray,
                 prompt: str) -> np.ndarray:
-    """Returns how many first tokens of each row the pooling skips: [rows] int32."""
+    """Returns how many tokens at the start of each row pooling skips: [rows] int32."""
     # A prompt outside the pooling also hides [CLS].
     is_hidden = prompt and not self.dense.include_prompt
     hidden = 1 + len(self._ids([prompt])[0][0]) if is_hidden else 0
-    # The chunks of a long text after its first have no prompt.
+    # Only the first chunk of a long text begins with the prompt.
     return np.array([min(hidden, len(row.ids) - 1) * is_first
                      for row, is_first in zip(rows, np.diff(owners, prepend=-1))], np.int32)
 
@@ -198,12 +199,12 @@ class Bert(LoadedModel):
              top_k: int = 10) -> list[list[dict[str, Any]]]:
     """Finds the documents nearest to each query, the best one first.
 
-    They have the largest cosine, or for a model of late interaction the largest MaxSim.
+    Nearest means the largest cosine, or the largest MaxSim of a late-interaction model.
     Prompts of the model named 'query' and 'document' (or 'passage', 'corpus') precede the
-    texts. `bert_jax.evaluate --suite=retrieval` searches corpora beyond the memory.
+    texts. `bert_jax.evaluate --suite=retrieval` searches corpora larger than the memory.
 
     Returns:
-      For each query at most `top_k` of [{'document': its index, 'score'}].
+      A list for each query: at most `top_k` of {'document': its index, 'score'}.
     """
     if isinstance(self.model.sentence, LateLayout):
       scores = late_interaction.max_sims(*(
@@ -284,8 +285,8 @@ class Bert(LoadedModel):
 
     Args:
       text: one text, or several, whose masked copies share batches.
-      long: 'chunks' scores each token of a text above the position table within the chunk
-        around it; None refuses such a text.
+      long: for a text that is longer than the position table: 'chunks' = score each token
+        within the chunk around it; None = raise UserError.
 
     Returns:
       {'tokens': [{'token', 'surprisal'}], 'surprisal', 'pseudo_perplexity'}: -log P(token

@@ -18,7 +18,7 @@ from bert_jax.model.heads import BertForPreTraining
 
 
 def _apply(module: nn.Module, *arguments: Any, **options: Any) -> Any:
-  """Runs a module; the type of `Module.apply` would have its changed variables too."""
+  """Runs a module. The type of `Module.apply` also allows (output, changed variables)."""
   return module.apply(*arguments, **options)
 
 

@@ -161,7 +161,7 @@ def partial(path: epath.Path, job: dict[str, Any] | None = None,
   try:
     if job and growing.exists() and read_job(job_file) == json.loads(json.dumps(job)):
       done = _keep_whole_lines(growing)
-    if not done.examples:  # the partial file belongs to another job
+    if not done.examples:  # nothing to resume
       job_file.unlink(missing_ok=True)
     mode = 'a' if done.examples else 'w'
     sink = growing.open('wb') if binary else growing.open(mode, encoding='utf-8')

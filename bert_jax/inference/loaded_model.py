@@ -35,8 +35,8 @@ def _own_or_default(own: TextLayout | None, kind: type[Layout]) -> Layout:
 class LoadedModel:
   """A model with its tokenizer, and its parameters on the device.
 
-  The answers of tasks use it as a `tasks.task_kind.TrainedModel`. `bert.Bert` adds the
-  methods for users.
+  Tasks take it as a `tasks.task_kind.TrainedModel` to answer examples. `bert.Bert` adds
+  the methods for users.
   """
 
   def __init__(self, model: Pretrained):
@@ -63,7 +63,7 @@ class LoadedModel:
             'the checkpoint')
 
   def _strings(self, texts: Sequence[Text]) -> list[tuple[str, ...]]:
-    """Returns (text,) or (text, text) of each; raises UserError for anything else."""
+    """Returns (text,) or a pair for each text; raises UserError for anything else."""
     require(not isinstance(texts, str), 'give a list of texts, not a string')
     strings = [tuple(text) if isinstance(text, tuple | list) else (text,)
                for text in texts]
@@ -88,7 +88,7 @@ class LoadedModel:
 
   def _rows(self, texts: Sequence[Text], long: str,
             max_len: int | None) -> tuple[list[inputs_lib.Input], np.ndarray]:
-    """Makes the rows of texts; returns the number of the text of each row, too."""
+    """Returns (the rows of texts, [rows] the index of each row's text)."""
     require_choice('long', long, inputs_lib.LONG)
     longest = self.config.max_positions if max_len is None else max_len
     require(longest <= self.config.max_positions,
@@ -126,7 +126,7 @@ class LoadedModel:
   def per_text(self, rows: Sequence[inputs_lib.Input], function: Callable,
                positions: np.ndarray | None = None,
                *values: np.ndarray) -> Any:
-    """Maps [R, P, ...] of `function` to [texts, ...]; None without texts.
+    """Runs `function` and reorders its [R, P, ...] to [texts, ...]; None without texts.
 
     `positions` [texts] count from the start of each text; None = the starts. `values` are
     [texts].
@@ -141,7 +141,10 @@ class LoadedModel:
 
   def per_token(self, rows: Sequence[inputs_lib.Input],
                 function: Callable) -> list[np.ndarray]:
-    """Maps [R, L, ...] of `function` to [tokens, ...] of each text, special ones too."""
+    """Runs `function` and cuts its [R, L, ...] into [tokens, ...] of each text.
+
+    Special tokens are included.
+    """
     results: list[Any] = [None] * len(rows)
     for packed, output in self._run(rows, function):
       put_tokens(results, rows, packed, output)

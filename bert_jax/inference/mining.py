@@ -122,7 +122,7 @@ def mine(model: str, source: str, corpus: str, output: str, *,
   stored_vectors.write(bert, texts, len(texts.ids), texts.digest, documents, DOCUMENT,
                        **options)
   excluded = _positives(pairs, texts)
-  # The ranks count without positives: search for as many more as a query may have.
+  # Positives get no rank, so search for more: the most positives of any query.
   depth = ranks[1] + max(map(len, excluded.values()))
   hits = search.search(np.stack(list(queries.values())), documents, depth)
   near = {query: [(i, score) for i, score in zip(*of_query) if i not in excluded[query]]
@@ -142,7 +142,7 @@ def mine(model: str, source: str, corpus: str, output: str, *,
 
 def _write(pairs: Sequence[tuple[str, str]], chosen: Sequence[Sequence[int]],
            texts: beir.Texts, path: epath.Path, scorer: Bert | None):
-  """Writes the pairs with their negatives, given by their numbers in the corpus."""
+  """Writes the pairs with their negatives; `chosen` has indices into the corpus."""
   needed = {i for numbers in chosen for i in numbers}
   text_of = {i: text for i, text in enumerate(texts) if i in needed}
   with json_lines.partial(path) as (sink, _):

@@ -12,7 +12,7 @@ import numpy as np
 from bert_jax.data import inputs as inputs_lib
 from bert_jax.data import packing
 
-# Bounds on the slots of a row (P). An empty slot costs a head as much as a text.
+# Bounds on the slots of a row (P). A head computes empty slots too.
 _FEWEST_SLOTS, _MOST_SLOTS = 4, 16
 _SHARED_LENGTH = 64  # texts up to this length share rows of this length
 _SHORTEST_ROW = 32
@@ -24,7 +24,7 @@ def _power(n: int) -> int:
 
 
 def _rows(n: int) -> int:
-  """Returns the rows of a last batch that holds n: a power of two, or a multiple of 8."""
+  """Rounds up the n rows of the last batch: to a power of two, or a multiple of 8."""
   return 0 if not n else _power(n) if n <= 8 else -(-n // 8) * 8
 
 

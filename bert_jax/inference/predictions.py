@@ -25,8 +25,8 @@ from bert_jax.runtime import storage
 from bert_jax.tasks import task_list
 
 # All examples of a window are read before any is answered: texts of similar length run
-# best together. The first window has one example, so that an answer comes at once; each
-# next window doubles, until one takes long.
+# best together. The first window has one example, so that an answer comes at once. Each
+# next window is twice as large, until one takes long.
 _FIRST_WINDOW, _LARGEST_WINDOW = 1, 4096
 _LONG_ENOUGH = 10.0  # seconds
 _ARRAYS = ('.npy', '.safetensors')  # formats of embeddings
@@ -79,7 +79,7 @@ def _embed(bert: Bert, examples: Sequence[Example], options: Options) -> list[Ex
 
 @dataclasses.dataclass(frozen=True)
 class LinePrediction:
-  """A task that answers JSON lines; each `tasks.task_kind.TaskKind` is one."""
+  """A task for JSON lines. `tasks.task_kind.TaskKind` has the same attributes."""
 
   fields: tuple[str, ...]  # names of the required texts of an example
   answer: Callable[[Bert, Sequence[Example], Options], list[Example]]
@@ -97,7 +97,7 @@ TASKS: dict[str, Any] = {
 
 def _answers(task: LinePrediction, bert: Bert, lines: Sequence[Line],
              options: Options) -> list[Example]:
-  """Answers each line, or returns {'error'}."""
+  """Returns an answer, or {'error'}, for each line."""
   if not lines:
     return []
   try:
@@ -119,7 +119,7 @@ def predict(task: LinePrediction, bert: Bert, source: BinaryIO, name: str,
   Args:
     task, bert, source, options: the job.
     name: the name of the source in messages.
-    write: takes each answer, or {'error'}, after the further fields of its line.
+    write: takes an object for each line: its further fields, then the answer or 'error'.
     strict: stop at the first line that cannot be answered.
     done: the examples that a killed job answered: they are skipped.
 
@@ -189,9 +189,9 @@ def _array_writer(path: epath.Path,
                   precision: str) -> Iterator[Callable[[Sequence[float]], None]]:
   """Yields a function that appends a vector to .npy, or to .safetensors as `embeddings`.
 
-  For int8, .safetensors also holds `ranges`, which quantize other vectors alike. The
-  function raises ValueError for NaN or infinity. A temporary file collects the vectors,
-  because both formats begin with the number of vectors.
+  For int8, .safetensors also holds `ranges`, to quantize other vectors in the same
+  way. The function raises ValueError for NaN or infinity. A temporary file collects the
+  vectors, because both formats begin with the number of vectors.
   """
   rows = 0
 
@@ -232,7 +232,7 @@ def run(task: str | None, model: str | None, source: str | None, output: str | N
 
   Raises:
     UserError: a mistake in the arguments or the source.
-    Failed: some lines could not be answered; all others are.
+    Failed: some lines could not be answered; the output answers all others.
   """
   task, model, output = task or '', model or '', output or ''
   as_array = output.endswith(_ARRAYS)

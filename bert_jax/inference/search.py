@@ -25,7 +25,7 @@ Restore = Callable[[np.ndarray], np.ndarray]  # stored vectors -> [n, D] float32
 
 
 class Hits(NamedTuple):
-  """The best vectors for each query, best first; at equal scores the smaller number."""
+  """The best vectors for each query, best first; equal scores by number."""
 
   scores: Any  # [Q, k] float32, in NumPy or JAX
   numbers: Any  # [Q, k] int32, rows of the file

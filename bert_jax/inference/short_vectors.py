@@ -1,7 +1,7 @@
 """Vectors in fewer bytes: int8 with a range for each entry, or one bit for each entry.
 
 The arrays equal `quantize_embeddings` of sentence-transformers: int8 divides the
-range of each entry into 255 steps; binary has the signs, eight in a byte, less 128.
+range of each entry into 255 steps; binary packs eight signs into a byte, minus 128.
 """
 
 from collections.abc import Callable
@@ -14,7 +14,7 @@ PRECISIONS = ('float32', 'int8', 'binary')
 
 
 def check(precision: str, width: int):
-  """Raises UserError if vectors of this width do not fit."""
+  """Raises UserError if vectors of this width do not fit the precision."""
   require(precision != 'binary' or width % 8 == 0,
           f'--precision=binary packs eight entries into a byte: vectors of {width} do not fit')
 
@@ -43,7 +43,7 @@ def quantize(vectors: np.ndarray, precision: str,
   assert ranges is not None, precision
   low, high = ranges
   steps = np.maximum((high - low) / 255, np.finfo(np.float32).tiny)
-  # A vector beyond the ranges, such as a query, keeps the nearest value.
+  # Values outside the ranges (a query may have some) become the nearest int8 value.
   return np.clip(np.floor((vectors - low) / steps) - 128, -128, 127).astype(np.int8)
 
 

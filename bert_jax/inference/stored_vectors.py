@@ -35,8 +35,8 @@ def write(bert: Bert, texts: Iterable[str], count: int, digest: str, path: epath
     texts: `count` texts, at least one.
     digest: a digest of the texts.
     path: the file, on a local disk.
-    prompts: `sentence_layout.QUERY` or `DOCUMENT`. The first of these prompts that the
-      model has precedes each text, else its default prompt.
+    prompts: `sentence_layout.QUERY` or `DOCUMENT`. Each text gets the first of these
+      prompts that the model has, else the default prompt of the model.
     pooling: cls, mean or max; None = the pooling of the model, or mean.
     max_len: see `Bert.embed`.
 

@@ -166,7 +166,8 @@ def convert(source: str, output: str | None, to: str | None, *, verify_only: boo
 def _check_equal(source: str, model: Pretrained, directory: epath.Path):
   """Compares a model with the one in a folder; raises UserError if they differ."""
   other = load_lib.load(str(directory))
-  # Such a folder holds no heads, so the heads of the source cannot be compared.
+  # A folder of sentence-transformers may lack heads of the source: compare only the part
+  # that it can hold.
   if (directory / text_layout.FILE).exists():
     model = sentence_transformers.exported(model)
   print_summary(verify.compare(model, other, directory))

@@ -81,7 +81,7 @@ def _checked(activation: Any, path: epath.Path) -> str:
 
 def of_config(fields: Mapping[str, Any], path: epath.Path,
               max_len: int) -> CrossLayout | None:
-  """Returns the layout with the activation in config.json; None = it has none."""
+  """Returns the layout with the activation in config.json; None = no activation there."""
   own = fields.get(text_layout.PACKAGE)
   activation = own.get('activation_fn') if isinstance(own, dict) else None
   # The name of the field before version 4 of sentence-transformers.

@@ -1,8 +1,8 @@
 """A model family of transformers: its names of classes, tensors and config fields.
 
 Most families differ from BERT only in names. BERT's names are the canonical ones. Each
-family has tables that map them to its names of tensors and of fields in config.json. A
-family with other tensors than BERT also has rules for them.
+family has tables that map BERT's names of tensors and of config.json fields to its own
+names. A family with other tensors than BERT also has rules for these tensors.
 """
 
 from collections.abc import Callable, Collection, Mapping

@@ -66,7 +66,7 @@ def _upload(folder: epath.Path, repo: str, branch: str):
                       ignore_patterns=_CARD, commit_message='Upload by bert_jax')
     api.upload_file(repo_id=repo, path_or_fileobj=card.encode(), path_in_repo=_CARD,
                     revision=branch, commit_message='Upload by bert_jax')
-  # Not only errors of the hub: the network libraries below raise theirs.
+  # The network libraries below the hub's package raise errors of their own classes.
   except Exception as e:
     missing_token = isinstance(e, huggingface_hub.errors.LocalTokenNotFoundError)
     status = getattr(getattr(e, 'response', None), 'status_code', 0)

@@ -170,7 +170,7 @@ def _of_encoder(content: Mapping[str, np.ndarray], directory: epath.Path, family
 
 def _one_segment(config: BertConfig, tensors: dict[str, np.ndarray],
                  directory: epath.Path) -> BertConfig:
-  """Removes the segments from B on, which the model has never read; returns the config.
+  """Keeps only segment A if the tokenizer gives no segments; returns the config.
 
   A tokenizer that gives no segments leaves both texts of a pair in segment A. A model with
   one segment reads them in the same way.
@@ -236,7 +236,7 @@ def load(directory: epath.Path) -> Pretrained:
   problem = ''
   cross = None
   if task == 'sequence_classification':
-    # Without the field, transformers makes the same guess.
+    # Without the field problem_type, transformers makes the same guess.
     problem = 'regression' if outputs == 1 else 'single_label'
     problem = _PROBLEMS.get(str(fields.get('problem_type')), problem)
     cross = cross_layout.of_config(fields, directory / 'config.json',
@@ -295,7 +295,7 @@ def save_settings(model: Pretrained, directory: epath.Path) -> dict[str, Any]:
     fields['problem_type'] = _key(_PROBLEMS, model.problem)
   if isinstance(model.sentence, cross_layout.CrossLayout):
     fields |= model.sentence.config_fields
-    # config.json has no field for prompts. The files of sentence-transformers do.
+    # config.json has no field for prompts. The files of sentence-transformers have one.
     if model.sentence.prompts:
       model.sentence.write(directory, c.hidden_size)
   (directory / 'config.json').write_text(json.dumps(fields, indent=2) + '\n')
@@ -323,7 +323,7 @@ def save(model: Pretrained, directory: epath.Path):
   fields = save_settings(model, directory)
   architecture, = fields['architectures']
   tensors = layout.to_tensors(model.params, c)
-  # The rows that `load` removed.
+  # Zeros for the rows that `load` removed.
   unused = fields['max_position_embeddings'] - c.max_positions
   if unused:
     tensors[_POSITIONS] = np.pad(tensors[_POSITIONS], ((unused, 0), (0, 0)))

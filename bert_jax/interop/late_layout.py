@@ -1,8 +1,9 @@
 """MultiVectorEncoder of sentence-transformers 6, and ColBERT of PyLate.
 
 Khattab and Zaharia 2020, https://arxiv.org/abs/2004.12832: a text has a vector for each
-token, and a query meets a document token by token. A folder has a projection of the hidden
-states, the words that do not count, and how queries are expanded by [MASK].
+token, and MaxSim compares the tokens of a query with the tokens of a document. A folder
+has a projection of the hidden states, the words that MaxSim skips, and the rule that
+expands queries with [MASK].
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,7 +31,7 @@ from bert_jax.tasks import late_interaction
 
 KINDS = ('MultiVectorEncoder', 'ColBERT')  # the model_type in SETTINGS; the last is PyLate's
 PYLATE = 'pylate'  # the package of its modules
-DOCUMENT_PROMPTS = ('document', 'passage', 'corpus')  # the first one counts
+DOCUMENT_PROMPTS = ('document', 'passage', 'corpus')  # the first that exists
 _IDENTITY = 'torch.nn.modules.linear.Identity'
 _OF_TOKENS = 'token_embeddings'
 # The modules that may follow the encoder; the last one marks the tokens that count.
@@ -46,8 +47,8 @@ class LateLayout(text_layout.TextLayout):
     texts: how queries and documents become inputs.
     normalizes: whether the vectors have length 1.
     marks: the tokens that PyLate puts before queries and documents.
-    projection: [D, D'] float32, only while a folder is read or written: the parameters of
-      a model have the projection.
+    projection: [D, D'] float32, set only while a folder is read or written. At other
+      times the projection is among the parameters of the model.
   """
 
   texts: LateInputs = LateInputs()
@@ -99,7 +100,7 @@ class LateLayout(text_layout.TextLayout):
 
 
 def _linear(folder: epath.Path, x: np.ndarray) -> np.ndarray:
-  """Applies a Dense of tokens without a bias to the projection so far: [D, A] -> [D, B]."""
+  """Combines the projection so far with a Dense without a bias: [D, A] -> [D, B]."""
   config = storage.read_json_if_any(folder / 'config.json')
   places = [config.get(f'module_{end}_name') for end in ('input', 'output')]
   require(all(place in (None, _OF_TOKENS) for place in places)
@@ -122,7 +123,8 @@ def _expansion(settings: Mapping[str, Any], limits: Mapping[str, Any],
   """Returns the fields `expansion`, `expanded` and `query_length`.
 
   sentence-transformers writes query_expansion among the settings of the encoder, `limits`.
-  PyLate writes its own names into `settings`, and expands unless they say otherwise.
+  PyLate writes its own field names into `settings`. It expands unless its field
+  do_query_expansion is false.
   """
   length = limits.get('query_length') or settings.get('query_length')
   expansion = limits.get('query_expansion', settings.get('query_expansion'))

@@ -118,7 +118,8 @@ def abstract_params(config: BertConfig, present: Collection[str], num_labels: in
   Groups in GROUPS are boxed with their logical axes. Other groups belong to the head of
   `task`.
   """
-  # Masked LM has the encoder and the MLM head of all architectures: the rest is removed.
+  # The masked LM of every architecture has an encoder and an MLM head. Keep only the
+  # groups in `present`.
   whole = abstract_variables(MaskedLM(BertForPreTraining(config)))['params']
   tree = {name: x for name, x in whole.items()
           if name == 'bert' or ('mlm' in present and name != 'nsp')}
@@ -133,7 +134,7 @@ def abstract_params(config: BertConfig, present: Collection[str], num_labels: in
   tree |= {name: jax.eval_shape(head.init, jax.random.key(0), hidden)['params']
            for name, head in heads.items() if name in present}
   others = set(present) - GROUPS.keys()
-  # Heads that no class of transformers has, such as the one of sparse_embedding.
+  # Heads that no class of transformers has, such as the projection of late_interaction.
   if others:
     head = task_list.ALL[task].abstract_params(config, num_labels)['params']
     tree |= {name: head[name] for name in others}

@@ -35,11 +35,12 @@ def _from_hub(name: str) -> epath.Path:
   try:
     folder = epath.Path(
         huggingface_hub.snapshot_download(name, allow_patterns=_HUB_FILES))
-    # Most repositories have both formats. Pickles are as large, so they are the fallback.
+    # Most repositories have both formats. Pickles are just as large, so download them
+    # only without safetensors.
     if not [*folder.glob('*.safetensors'), *folder.glob('0_*/*.safetensors')]:
       huggingface_hub.snapshot_download(name, allow_patterns=_HUB_PICKLES)
     return folder
-  # Not only errors of the hub: the network libraries below raise theirs.
+  # The network libraries below the hub's package raise errors of their own classes.
   except Exception as e:
     raise UserError(f'{name} is not a folder here, and could not be downloaded from the '
                     f'Hugging Face hub: {e}') from e
@@ -61,7 +62,7 @@ def load(directory: str, step: int | None = None,
     UserError: `directory` is not a model, or the model is damaged.
   """
   model = _read(directory, step, allow_older)
-  # A run that diverged saves such parameters. They load without an error.
+  # A run that diverged saves NaN or infinity, and such parameters load without an error.
   for name, x in fingerprint.named_leaves(model.params).items():
     require(np.isfinite(x).all(),
             f'{directory}: {name.removeprefix("params/")} holds NaN or infinity: this '

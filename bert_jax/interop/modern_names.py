@@ -65,7 +65,7 @@ def _read(config: Mapping[str, Any]) -> Mapping[str, Any]:
         fields[f'{ours}_rope_theta'] = of_kind['rope_theta']
     if kinds and not isinstance(kinds, list):
       raise TypeError('layer_types is not a list')
-    # Our config has only a period: the list must be what this period gives.
+    # Our config has only a period, so the list must be periodic.
     if kinds:
       every = (kinds.index('full_attention', 1)
                if 'full_attention' in kinds[1:] else len(kinds))

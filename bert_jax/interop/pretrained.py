@@ -36,9 +36,9 @@ class Pretrained:
     labels: the names of the outputs of the classifier.
     problem: the kind of sequence classification: single_label, multi_label, regression.
     facts: facts about the training: 'source', 'data', 'steps', 'scores', 'command'. Facts
-      about fine-tuning: 'task' (such as reranking, whose head is for
-      sequence_classification), 'max_len', 'null_threshold', 'highest_grade', and
-      FACTS_OF_DATA.
+      about fine-tuning: 'task' (it differs from the field `task` for reranking, which
+      uses the head of sequence_classification), 'max_len', 'null_threshold',
+      'highest_grade', and FACTS_OF_DATA.
     sentence: how the model turns a text into a vector, weights or a score; None =
       unknown.
   """
@@ -78,7 +78,7 @@ def fitted(tokenizer: Tokenizer, config: BertConfig, directory: Any) -> Tokenize
         f'{rows:,} rows: {tokenizer.vocab[rows]!r} is the first entry without one. Take '
         f'the vocabulary of this model, or save it again after its '
         f'resize_token_embeddings({entries}) in transformers')
-  # Tables are often padded for speed, but it may also be the wrong vocabulary.
+  # Tables are often padded for speed. But the vocabulary may also be the wrong one.
   if entries < rows:
     console.note(f'the table of the model has {rows:,} rows, its vocabulary {entries:,} '
                  f'entries: no text uses the last {rows - entries:,} rows')

@@ -89,7 +89,8 @@ def _shapes(kind: str, config: Mapping[str, Any],
   return {'norm.weight': (width,), 'norm.bias': (width,)} if kind == 'LayerNorm' else {}
 
 
-# The modules that may follow each module. Any module of _RUN may follow the others.
+# The modules that may follow each module. All others may be followed by a module of _RUN,
+# or by the last of `late_layout.MODULES`.
 _FOLLOWERS = {'Transformer': ('Pooling', sparse_layout.MODULE, *late_layout.MODULES),
               _MLM: (sparse_layout.MODULE,),
               sparse_layout.MODULE: ()}
@@ -121,7 +122,7 @@ class SentenceLayout(text_layout.TextLayout):
         of the model, None keeps it.
 
     Raises:
-      UserError: the pooled states have another width than the first layer.
+      UserError: the vectors do not have the width that a layer takes.
     """
     modules = self.modules
     if normalize is False and modules and modules[-1].kind == 'Normalize':
@@ -138,7 +139,7 @@ class SentenceLayout(text_layout.TextLayout):
     return unit(vectors) if normalize else vectors
 
   def files(self, width: int) -> dict[str, bytes]:
-    # The names of older folders: every version of sentence-transformers reads them.
+    # Every version of sentence-transformers reads the field names of older folders.
     pooling = {'word_embedding_dimension': width,
                **{key: name in self.pooling for key, name in _OLD_POOLINGS.items()},
                'include_prompt': self.include_prompt}

@@ -41,7 +41,7 @@ def _encoder(model: Pretrained):
   Without a pooler, `pooled` is the hidden state of [CLS].
   """
   variables = {'params': jax.tree.map(jnp.asarray, model.params['params']['bert'])}
-  # Kernels need one platform and a static length; bfloat16 is computed differently on each.
+  # A kernel needs one platform and a static length. Platforms round bfloat16 differently.
   module = architectures.make_encoder(
       dataclasses.replace(model.config, attention='xla', dtype='float32'))
 

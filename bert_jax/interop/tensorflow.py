@@ -66,6 +66,7 @@ def load(directory: epath.Path) -> Pretrained:
     name, transposed = _canonical(variable)
     tensors[name] = x.T if transposed else x
   params = layout.from_tensors(tensors, config, (), directory)
-  # The published folders do not state it: a vocabulary with capital letters is cased.
+  # Published folders do not say whether they are cased: a vocabulary with capital letters
+  # is cased.
   tokenizer = fitted(tokenizer_reader.load(directory / 'vocab.txt'), config, directory)
   return Pretrained(config, params, tokenizer, facts={'source': str(directory)})

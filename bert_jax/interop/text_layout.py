@@ -30,7 +30,8 @@ SETTINGS, ENCODER_SETTINGS = (
 # Older folders name this file after the class of their encoder. The first one counts.
 _OLD_ENCODER_SETTINGS = [f'sentence_{kind}_config.json' for kind in (
     'roberta', 'distilbert', 'camembert', 'albert', 'xlm-roberta')]
-# The output of the model that counts, and its name: the defaults of each transformer_task.
+# The defaults of each transformer_task: the output of the model that is used, and its
+# name in sentence-transformers.
 _ENCODER = 'feature-extraction'
 _OUTPUTS = {_ENCODER: ('last_hidden_state', 'token_embeddings'),
             'fill-mask': ('logits', 'token_embeddings'),
@@ -38,7 +39,7 @@ _OUTPUTS = {_ENCODER: ('last_hidden_state', 'token_embeddings'),
 # Arguments for the loading and the calls of a model, by their new and old names.
 _ARGUMENTS = ('model_kwargs', 'model_args', 'processor_kwargs', 'tokenizer_args',
               'config_kwargs', 'config_args', 'processing_kwargs')
-# Those that change no output for a text.
+# The keys of these arguments that never change the output for a text.
 _HARMLESS = ('trust_remote_code', 'attn_implementation', 'low_cpu_mem_usage', 'device_map',
              'use_safetensors', 'use_fast', 'use_cache', 'add_pooling_layer',
              'output_hidden_states', 'image', 'audio', 'video', 'chat_template')

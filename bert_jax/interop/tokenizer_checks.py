@@ -81,7 +81,7 @@ def _own_file(directory: epath.Path, source: Tokenizer) -> _Reader | None:
     ours, theirs = (x.model.__getstate__() for x in (source.library, library))
     require(ours == theirs,
             f'{path} differs from the source in its entries, scores or merges')
-  # A file may define both, but they are not a part of tokenization.
+  # A file may set truncation and padding, which are not a part of tokenization.
   library.no_truncation()
   library.no_padding()
 

@@ -1,7 +1,8 @@
 """Reads pytorch_model.bin, the zip file that torch.save writes, without torch.
 
 A pickle is a program: it may call any function that it names. This reader knows the few
-names that a state dict needs, and refuses a file with any other name before it runs.
+names that a state dict needs. It refuses a file with any other name before any code of
+the file runs.
 """
 
 import collections
@@ -38,7 +39,7 @@ class _Unread(Exception):
 
 
 class _Tensor(NamedTuple):
-  """The arguments of a tensor. A pickle cannot set its attributes, unlike an array's."""
+  """The arguments of a tensor. A pickle can set attributes of arrays, not of tuples."""
 
   storage: tuple[str, str]  # (torch's name for the dtype, name of the file)
   offset: int  # in elements of the storage, like the strides

@@ -69,7 +69,10 @@ def _outputs(model: Pretrained) -> dict[str, np.ndarray]:
 
 def _transformers_outputs(directory: epath.Path,
                           model: Pretrained) -> dict[str, np.ndarray]:
-  """Computes the same outputs with transformers' PyTorch class, except the pooled one."""
+  """Computes the same outputs with the PyTorch class of transformers.
+
+  The pooled output is left out.
+  """
   import torch
   import transformers
 
@@ -117,7 +120,7 @@ def compare_outputs(ours: dict[str, np.ndarray], theirs: dict[str, np.ndarray],
 
 
 def _tensors(model: Pretrained) -> dict[str, np.ndarray]:
-  """Returns all tensors by name, also of a head that transformers has no names for."""
+  """Returns all tensors by name, even of a head for which transformers has no names."""
   params = jax.device_get(model.params)
   own = {name: params['params'][name] for name in model.groups
          if name not in layout.GROUPS}
@@ -151,7 +154,7 @@ def compare(a: Pretrained, b: Pretrained,
   Raises:
     UserError: the models differ.
   """
-  # These fields change how outputs are computed, not the outputs.
+  # All fields must be equal, except four that only change how outputs are computed.
   for field in dataclasses.fields(a.config):
     ours, theirs = (getattr(m.config, field.name) for m in (a, b))
     require(ours == theirs

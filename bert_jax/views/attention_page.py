@@ -22,7 +22,7 @@ class Attention(NamedTuple):
   """The attention weights of one text or pair of L tokens."""
 
   tokens: list[str]  # L tokens, including special tokens
-  weights: np.ndarray  # [N, H, L, L] float32: layer, head, from, to; the last sums to 1
+  weights: np.ndarray  # [N, H, L, L] float32: layer, head, from, to; sums to 1 over `to`
   special: list[str]  # the tokens that the tokenizer adds: [CLS] and [SEP]
 
 
@@ -82,7 +82,7 @@ def write_png(attention: Attention, path: str, layer: int | None = None,
 
 
 def save_picture(picture: figure.Figure, path: str):
-  """Saves a picture with installed Chinese fonts, which matplotlib's own font lacks."""
+  """Saves a picture. Installed fonts add Chinese characters, which DejaVu Sans lacks."""
   from matplotlib import font_manager
   installed = {font.name for font in font_manager.fontManager.ttflist}
   chinese = ('Noto Sans CJK SC', 'Noto Sans CJK JP', 'WenQuanYi Zen Hei', 'PingFang SC',

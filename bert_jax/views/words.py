@@ -67,7 +67,7 @@ class TokenTable:
     self.vectors = table / np.maximum(np.linalg.norm(table, axis=1, keepdims=True), 1e-12)
 
   def id_of(self, word: str) -> int:
-    """The entry of a word in a text, otherwise the entry with this spelling.
+    """The id of the entry for a word in a text, else of the entry with this spelling.
 
     In byte-level BPE, "Ġking" is the word and "king" is a part of longer words.
 

@@ -26,7 +26,8 @@ from bert_jax.tasks.late_interaction import LateKind
 FILE, QUANTIZED = 'onnx/model.onnx', 'onnx/model_quantized.onnx'
 OPSET = 18  # the default; older operators take the axes of a reduction as attributes
 TOLERANCE = 1e-4
-_LARGEST_FILE = 1_500_000_000  # bytes: protobuf ends at 2 GiB, so weights get another file
+# In bytes. The weights of a larger model get their own file: protobuf's limit is 2 GiB.
+_LARGEST_FILE = 1_500_000_000
 _LONGEST_COMPARED = 1024  # tokens: the attention weights of longer rows need gigabytes
 
 
@@ -60,12 +61,13 @@ def check_installed():
 
 
 def exported(model: Pretrained) -> Pretrained:
-  """Returns the part of the model that the folder holds: an embedder has no other head.
+  """Returns the part of the model that the folder holds: an embedder loses unused heads.
 
   Raises:
-    UserError: the model is one of late interaction.
+    UserError: the model is a late-interaction model.
   """
-  # The graph has one mask: its [MASK] tokens would see other tokens than in training.
+  # The graph has one mask for padding. It cannot hide the [MASK] tokens of an expanded
+  # query from the other tokens, as training does.
   require(model.task != LateKind.name,
           f'--to=onnx is not for {LateKind.name}: use --to=sentence_transformers')
   return sentence_transformers.exported(model) if model.sentence else model
@@ -108,7 +110,7 @@ def save(model: Pretrained, directory: epath.Path, opset: int | None = None):
 
 
 def session(path: epath.Path) -> Any:
-  """Opens a file in onnxruntime, on the CPU; raises UserError if it cannot run it."""
+  """Opens a file in onnxruntime, on the CPU; raises UserError if that fails."""
   import onnxruntime
 
   options = onnxruntime.SessionOptions()
@@ -116,7 +118,7 @@ def session(path: epath.Path) -> Any:
   try:
     return onnxruntime.InferenceSession(str(path), options,
                                         providers=['CPUExecutionProvider'])
-  except Exception as e:  # the package has no base class of its errors
+  except Exception as e:  # the package has no base class for its errors
     raise UserError(f'onnxruntime {onnxruntime.__version__} cannot run {path}: {e}') from e
 
 
@@ -137,7 +139,7 @@ def _samples(model: Pretrained, axes: str) -> Iterator[Mapping[str, np.ndarray]]
 
 
 def compare(model: Pretrained, directory: epath.Path) -> Iterator[tuple[str, str]]:
-  """Compares what onnxruntime computes from the file with the model.
+  """Compares the outputs of the file in onnxruntime with the outputs of the model.
 
   Yields:
     (name, result) lines for the user.

@@ -1,7 +1,8 @@
 """The functions that an ONNX file computes: one for each task and kind of embedder.
 
 Inputs and outputs have the names of optimum's exports. An embedder also returns
-`sentence_embedding`, with its pooling and all its modules, for runtimes without them.
+`sentence_embedding`: the result of its pooling and all its modules. So a runtime needs
+no code for them.
 """
 
 from collections.abc import Callable
@@ -57,7 +58,7 @@ _MODULES = {'Dense': _dense, 'LayerNorm': _layer_norm, 'Normalize': _normalize,
 
 def _sentence_vectors(layout: SentenceLayout, hidden: jax.Array, tokens: Tokens,
                       first: jax.Array) -> jax.Array:
-  """Pools and finishes as `SentenceLayout.finished`: [B, L, D] -> [B, D']."""
+  """Pools and applies the modules, as `SentenceLayout.finished`: [B, L, D] -> [B, D']."""
   x = jnp.concatenate([
       pooling.pool(hidden, tokens.text_ids, tokens.positions, first, how)[:, 0]
       for how in layout.pooling], axis=-1)
@@ -67,7 +68,7 @@ def _sentence_vectors(layout: SentenceLayout, hidden: jax.Array, tokens: Tokens,
 
 
 def _sparse_vectors(layout: SparseLayout, logits: jax.Array, tokens: Tokens) -> jax.Array:
-  """Weights of the vocabulary, as `BertForSparseEmbedding`: [B, L, V] -> [B, V]."""
+  """Weights of the vocabulary, like `BertForSparseEmbedding`: [B, L, V] -> [B, V]."""
   is_token = tokens.text_ids[:, :, None] > 0
 
   def weight(x):
@@ -76,7 +77,7 @@ def _sparse_vectors(layout: SparseLayout, logits: jax.Array, tokens: Tokens) -> 
 
   if layout.pooling == 'sum':
     return jnp.sum(jnp.where(is_token, weight(logits), 0), axis=1)
-  # Weights grow with the logits: the largest weight is that of the largest logit.
+  # Weights grow with the logits, so the largest logit has the largest weight.
   return weight(jnp.max(jnp.where(is_token, logits, -jnp.inf), axis=1))
 
 
@@ -126,19 +127,19 @@ def _outputs(model: Pretrained) -> tuple[str, ...]:
 
 
 def has_tokens(model: Pretrained, output: str) -> bool:
-  """Returns True if an output has values of tokens, which mean nothing at padding."""
+  """Returns True if an output has a value for each token; at padding it means nothing."""
   if model.task:
     return task_list.WITH_HEAD[model.task].scores_tokens
   return output not in ('sentence_embedding', 'seq_relationship_logits')
 
 
 def function(model: Pretrained) -> Function:
-  """Returns the function of a model, by its task, its way to embed texts, or its heads."""
+  """Returns the function of a model; its task, layout and heads decide the outputs."""
   c = model.config
   has_types = c.has_segments and c.type_vocab_size > 1
 
   def run(ids, *others):
-    # A model without segments has no such input, as in transformers.
+    # A model without segments has no input token_type_ids, as in transformers.
     *types, mask = others
     shape, arrays = ids.shape, (ids, types[0] if types else jnp.zeros_like(ids), mask)
     ids, type_ids, mask = (x.reshape(-1, shape[-1]) if len(shape) == 3 else x

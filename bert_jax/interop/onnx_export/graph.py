@@ -13,8 +13,9 @@ Shape = tuple[Any, ...]  # numbers, and symbolic sizes of jax.export
 class Value(NamedTuple):
   """A value of the jaxpr: the name of a tensor in the graph, or a constant.
 
-  `stored` is the shape of that tensor or constant. It is 1 where the value repeats one
-  entry: elementwise nodes broadcast it, and before other nodes it is expanded.
+  `stored` is the shape of that tensor or constant. Its size is 1 on an axis where the
+  value repeats one entry. Elementwise nodes broadcast this axis; for other nodes,
+  `Graph.whole` expands the tensor.
   """
 
   tensor: str | np.ndarray
@@ -72,7 +73,7 @@ class Graph:
     self.weights: dict[str, onnx.TensorProto] = {}
     self.sizes: dict[str, Size] = {}  # by the text of the symbolic size
     self._names: dict[Any, str] = {}  # of weights, by their content
-    self._kept: list[np.ndarray] = []  # so that no id of an array occurs twice
+    self._kept: list[np.ndarray] = []  # keeps arrays alive, so that no id is reused
 
   def node(self, kind: str, *inputs: str, outputs: int = 0, **attributes: Any) -> Any:
     """Adds a node; returns the name of its output, or the names of its `outputs`."""
@@ -125,11 +126,11 @@ class Graph:
     return self._names[key]
 
   def name(self, value: Value) -> str:
-    """Returns the tensor of a value as it is stored."""
+    """Returns the name of the tensor of a value, in its stored shape."""
     return self.weight(value.tensor) if value.is_constant else value.tensor
 
   def whole(self, value: Value) -> str:
-    """Returns the tensor of a value in its own shape."""
+    """Returns the name of a tensor that has the whole shape of a value."""
     if value.stored == value.shape:
       return self.name(value)
     return self.node('Expand', self.name(value), self.shape(value.shape))

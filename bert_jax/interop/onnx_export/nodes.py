@@ -30,7 +30,7 @@ _REDUCTIONS = {'reduce_sum': 'ReduceSum', 'reduce_max': 'ReduceMax',
 
 
 def _joined(inputs: Sequence[Value], rank: int) -> Shape:
-  """The shape of an elementwise node over stored tensors."""
+  """The shape that an elementwise node gives for stored tensors."""
   padded = [(1,) * (rank - len(x.stored)) + tuple(x.stored) for x in inputs]
   return tuple(next((size for size in sizes if not _is_one(size)), 1)
                for sizes in zip(*padded))
@@ -45,7 +45,7 @@ def elementwise(graph: Graph, name: str, inputs: Sequence[Value], out: Any) -> V
   stored = _joined(inputs, len(out.shape))
   if name == 'select_n':  # the condition, the value for False, the value for True
     inputs = [inputs[0], inputs[2], inputs[1]]
-  # onnxruntime fuses x * 0.5 * (1 + erf(x / sqrt(2))), with a division.
+  # onnxruntime fuses x * 0.5 * (1 + erf(x / sqrt(2))) only with the division.
   is_half = [x.is_constant and x.tensor.size == 1
              and math.isclose(x.tensor.item(), 0.5**0.5, rel_tol=1e-6) for x in inputs]
   if name == 'mul' and any(is_half):
@@ -55,7 +55,7 @@ def elementwise(graph: Graph, name: str, inputs: Sequence[Value], out: Any) -> V
 
 
 def _unary(build: Callable[..., str]) -> Callable[..., Value]:
-  """A primitive of one input that several nodes compute elementwise."""
+  """Makes the converter of an elementwise primitive of one input; `build` adds nodes."""
 
   def run(graph, inputs, params, out):
     x, = inputs
@@ -214,12 +214,12 @@ def _dot(graph, inputs, params, out):
 
 
 def _gather(graph, inputs, params, out):
-  """Rows of a table, an index into one axis, or with a batch, positions of each row."""
+  """A slice of one axis, entries of one axis, or (with a batch) positions of each row."""
   x, index = inputs
   numbers, sizes = params['dimension_numbers'], params['slice_sizes']
   axis, *others = numbers.start_index_map
   if not others and not numbers.collapsed_slice_dims and index.shape == (1,):
-    # A slice of one axis whose first place is a number.
+    # A slice of one axis whose start is computed.
     first = _cast(graph, graph.whole(index), params, np.empty(0, np.int64))
     name = graph.node('Slice', graph.whole(x), first,
                       graph.node('Add', first, graph.size(sizes[axis])),

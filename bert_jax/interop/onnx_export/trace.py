@@ -1,9 +1,10 @@
 """Converts a JAX function to an ONNX graph with dynamic sizes.
 
 The function is traced with symbolic sizes, and each equation of its jaxpr becomes one or a
-few nodes. Operations on constants run at once: the stacked parameters of a scan become
-the weights of each layer. The nodes are those that runtimes fuse and quantize: MatMul with
-constant weights, Softmax, LayerNormalization, and onnxruntime's pattern of GELU.
+few nodes. Operations on constants run during the conversion: for example, the stacked
+parameters of a scan become the weights of each layer. The graph uses nodes that runtimes
+fuse and quantize: MatMul with constant weights, Softmax, LayerNormalization, and
+onnxruntime's pattern of GELU.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -41,7 +42,7 @@ def _keep_norms(call: Callable, arguments: Sequence[Any], keywords: Mapping[str,
 
 
 def _scan(graph: Graph, inputs: list[Value], params: Mapping[str, Any]) -> list[Value]:
-  """A loop over layers, unrolled; it returns only what one layer passes to the next."""
+  """Unrolls a scan over layers; returns the carry after the last layer."""
   body = params['jaxpr']
   jaxpr = getattr(body, 'jaxpr', body)
   # The inputs of the body are constants, the carry, and one layer of every stacked array.
