@@ -4,8 +4,8 @@ r"""Late interaction (ColBERT): a vector for each token, for retrieval by MaxSim
       --config.init_from=MODEL --config.data.train=pairs.jsonl --config.data.eval=STS-B/dev.tsv \
       --config.data.negative_column=negative
 
-The data has the format of configs/sentence_embedding.py. A model of late interaction as
-init_from keeps its projection, lengths, prompts and skipped words.
+The data has the format of configs/sentence_embedding.py. If init_from is already a
+late-interaction model, the run keeps its projection, lengths, prompts and skipped words.
 """
 
 from bert_jax import config

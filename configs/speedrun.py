@@ -26,11 +26,11 @@ def get_config():
   # nearby tokens.
   c.phases = ((8, 64, 2 * rows), (2, 128, rows))  # shares of the steps
   c.data.sequences, c.data.heldout = 'full_sentences', 0.01
-  # All predicted tokens become [MASK], as in the scores: a short run has no time to
-  # learn the other replacements.
+  # All predicted tokens become [MASK], as when the model is scored: a short run has no
+  # time to learn the other replacements.
   c.masking.rate, c.masking.replace_mask, c.masking.replace_random = 0.4, 1.0, 0.0
-  # First mostly next tokens: a causal row hides nothing on the left, so the model learns
-  # short patterns sooner (docs/speedrun.md).
+  # At first, most rows predict next tokens: a causal row hides nothing on the left, so
+  # the model learns short patterns sooner (docs/speedrun.md).
   c.masking.causal_rows, c.masking.causal_steps = 0.75, 0.125
   c.optimizer.name, c.optimizer.learning_rate = 'muon', 4e-3
   c.optimizer.warmup_steps, c.optimizer.warmup_ratio = 0, 0.05

@@ -60,7 +60,7 @@ def _splash_obstacle(config: BertConfig, length: int, heads: int) -> str:
 def splash(heads: Heads, segment_ids: jax.Array, dropout: Dropout) -> jax.Array:
   """Pallas splash attention, each chip on its rows and heads.
 
-  Platforms other than TPU interpret it: slow, for tests.
+  Off TPU, Pallas interprets the kernel, which is slow: for tests only.
 
   Args:
     heads: query, key and value.
@@ -132,7 +132,7 @@ ALL = {'fused': Kernel(_fused_obstacle, _fused, ('tpu',), drops=True, slow_on=('
        'triton': Kernel(_triton_obstacle, _triton, platforms.GPU, drops=True,
                         has_windows=True, has_causal=True, slow_on=('cpu',))}
 CHOICES = ('auto', 'xla', *ALL)  # of `model.attention`
-# Rows with a visibility that few or no kernels compute.
+# Kinds of rows that few or no kernels compute.
 CAUSAL = 'causal rows (masking.causal_rows)'
 HIDDEN = 'tokens that no other token sees (data.query_expansion)'
 
@@ -151,7 +151,7 @@ def _obstacle(config: BertConfig, name: str, length: int, platform: str,
     return f'{name} gains nothing below {kernel.shortest}'
   heads = config.num_heads // sharding.parts('heads')
   obstacle = kernel.obstacle(config, length, heads)
-  # This check comes last: its remedy, no dropout, must suffice to get the kernel.
+  # This check comes last, so that its remedy, no dropout, is enough to get the kernel.
   if not obstacle and config.attention_dropout and not kernel.drops:
     return f'attention_dropout={config.attention_dropout} (0 allows {name})'
   return obstacle
@@ -165,7 +165,7 @@ def choose_path(config: BertConfig, length: int, platform: str = '',
     config: its `attention` is auto or names a path.
     length: L.
     platform: the platform of the devices; '' = the platform of the current trace.
-    special: CAUSAL or HIDDEN, if the rows are such; '' = neither.
+    special: CAUSAL or HIDDEN, the kind of the rows; '' = neither.
 
   Returns:
     (xla or the name of a kernel; the reason).

@@ -55,8 +55,9 @@ class BertConfig:
   attention: str = 'auto'
   # The backward pass recomputes nothing (none), all but the matmuls (dots) or all (full).
   remat: str = 'none'
-  # Layers in each step of the scan; num_layers = no loop. A run replaces 0: no loop if it
-  # takes over five minutes on a GPU, 12 in fine-tuning on a CPU or TPU, otherwise 1.
+  # Layers in each step of the scan; num_layers = no loop. A run replaces 0: on a GPU by
+  # num_layers if the run takes over five minutes, on a CPU or TPU by 12 in fine-tuning,
+  # and otherwise by 1.
   scan_unroll: int = 0
 
   # Constants of an architecture. They are not fields, because its name implies them. A
@@ -67,7 +68,7 @@ class BertConfig:
   has_windows: ClassVar[bool] = False  # some layers attend locally
   kernel_obstacle: ClassVar[str] = ''  # why no kernel can compute its attention
   pooler_activation: ClassVar[str] = 'tanh'
-  pooler_is_shared: ClassVar[bool] = False  # heads on tokens and the decoder use it too
+  pooler_is_shared: ClassVar[bool] = False  # token heads and the decoder use the pooler
 
   def __post_init__(self):
     for field in dataclasses.fields(self):

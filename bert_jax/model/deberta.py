@@ -37,8 +37,8 @@ class DebertaConfig(BertConfig):
   vocab_size: int = 128_100
   type_vocab_size: int = 0
   layer_norm_eps: float = 1e-7
-  # Rows of the table on either side. Half of them are for one distance each, the others
-  # for ranges of distances. -1 = a row for each distance.
+  # Rows of the table on either side of distance 0. Half of them are for one distance
+  # each, the others for ranges of distances. -1 = a row for each distance.
   position_buckets: int = 256
   max_relative_positions: int = -1  # larger distances share a row; -1 = max_positions
   pos_att_type: str = 'p2c|c2p'  # scores in addition to content: c2p, p2c or both
@@ -61,7 +61,8 @@ class DebertaConfig(BertConfig):
     require_choice('model.norm_rel_ebd', self.norm_rel_ebd, ('layer_norm', 'none'))
     require_choice('model.conv_act', self.conv_act, ('tanh', 'gelu', 'gelu_tanh', 'relu'))
     half = self.position_buckets // 2
-    # The ranges grow from `half` to `farthest`. They matter only if a row is that long.
+    # The ranges cover distances from `half` to `farthest`. They matter only if a row has
+    # distances above `half`.
     fits = half < self.farthest - 1 or half >= self.max_positions - 1
     require(
         self.position_buckets < 1 or half >= 2 and fits,
@@ -83,7 +84,7 @@ class DebertaConfig(BertConfig):
 
   @property
   def span(self) -> int:
-    """Rows of the table of relative positions on either side."""
+    """Rows of the table of relative positions on either side of distance 0."""
     return self.position_buckets if self.position_buckets > 0 else self.farthest
 
   @property
@@ -130,11 +131,11 @@ def table_rows(config: DebertaConfig, length: int) -> np.ndarray:
 
 
 def _rows(config: DebertaConfig, length: Any) -> tuple[Any, int]:
-  """Returns `table_rows` from the first row that is used, and that row."""
+  """Returns `table_rows` counted from the first row in use, and the index of that row."""
   if isinstance(length, int):
     rows = table_rows(config, length)
     return rows - rows.min(), rows.min()
-  # A symbolic length, in an exported program: the middle of the rows of the longest text.
+  # The length is symbolic in an exported program: slice the rows of the longest text.
   longest = config.max_positions
   rows = jnp.asarray(table_rows(config, longest))
   return rows[longest - length:longest + length + 1], 0
@@ -192,7 +193,7 @@ class DisentangledAttention(attention.SelfAttention):
     """[B, L, D] -> ([B, L, D], the weights [B, H, L, L] if `attend` keeps them)."""
     c = self.config
     d, heads = c.hidden_size, (c.num_heads, 3, c.head_size)
-    # Not `_project`, because positions use the same kernel.
+    # Not `_project`, because the positions need this kernel too.
     init = truncated_normal(c.initializer_range, 'embed', 'heads')
     kernel = self.param('qkv_kernel', init, (d, 3 * d))
     bias = self.param('qkv_bias', zeros('heads'), (3 * d,)).astype(x.dtype)

@@ -56,8 +56,8 @@ def keeps_weight(key: tuple[jax.Array, jax.Array], row: jax.Array, head: jax.Arr
   """
   of_query = mix((row * np.uint32(1 << 16) + head) ^ key[1])
   of_key = mix(of_query ^ key[0])
-  # One hash of each query, one of each key, and one of each sum of the two. Two hashes of
-  # each weight would take a quarter of the time of a kernel.
+  # Hash each query once, each key once, and each sum of the two once. Two hashes for each
+  # weight would take a quarter of a kernel's time.
   query, key_index = (x.astype(jnp.uint32) for x in (query, key_index))
   drawn = mix(mix(query ^ of_query) + mix(key_index ^ of_key))
   # A TPU compares only signed words.
@@ -65,13 +65,13 @@ def keeps_weight(key: tuple[jax.Array, jax.Array], row: jax.Array, head: jax.Arr
 
 
 def keeps_activation(of_row: jax.Array, of_place: jax.Array, rate: float) -> jax.Array:
-  """True for the activations that `nn.Dropout` keeps with a key of `key_of`, in kernels.
+  """For kernels: True for the activations that `nn.Dropout` keeps with a key of `key_of`.
 
   Args:
     of_row: `hash_index` of the rows, counted over all devices, with the key's second
       word.
-    of_place: `hash_index` of the places in a row, over its other axes, with the first
-      word. A kernel computes it once for all rows.
+    of_place: `hash_index` of the places in a row, numbered over all its axes, with the
+      key's first word. A kernel computes it once for all rows.
     rate: share of dropped activations.
   """
   # `jax.random.bernoulli` compares the upper 23 bits as a fraction with a float32.

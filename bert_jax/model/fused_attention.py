@@ -50,7 +50,7 @@ def keep_mask(key: jax.Array, row: jax.Array, head: jax.Array, part: jax.Array,
               length: int, rate: float) -> jax.Array:
   """Draws the weights that dropout keeps, for 128 queries of a head: [128, L] bool.
 
-  `part` is the index of these queries among the parts of the row; for the others see
+  `part` is the index of this block of queries in the row. For the other arguments, see
   `dropout_bits.keeps_weight`.
   """
   query = part * _QUERIES + jax.lax.broadcasted_iota(jnp.int32, (_QUERIES, 1), 0)
@@ -169,7 +169,7 @@ def _call(kernel, shape: _Shape, width: int, products: int, qkv, segment_ids, ra
   batch, length, size = qkv.shape
   weights = batch * shape.heads * length * length
   columns = size + sum(x.shape[2] for x in gradient) + shape.blocks * width
-  # XLA cannot look into a kernel and counts it as free without an estimate.
+  # XLA cannot look into a kernel: without an estimate it counts the kernel as free.
   cost = pl.CostEstimate(flops=2 * products * weights * shape.width,
                          transcendentals=weights,
                          bytes_accessed=columns * batch * length * qkv.dtype.itemsize)
@@ -225,7 +225,7 @@ def attend(qkv: jax.Array, segment_ids: jax.Array, width: int, rate: float = 0.0
            random: jax.Array | None = None) -> jax.Array:
   """Attention by the kernel, each chip on its rows and heads.
 
-  Platforms other than TPU interpret it: slow, for tests.
+  Off TPU, Pallas interprets the kernel, which is slow: for tests only.
 
   Args:
     qkv: [B, L, H * 3 * K]; query, key and value of a head are adjacent.

@@ -2,10 +2,11 @@
 
 No [L, L] array is in memory, as in flash attention (Dao et al. 2022,
 https://arxiv.org/abs/2205.14135). The forward pass takes a block of queries, visits the
-blocks of keys in its reach, and saves the logarithm of each query's sum. The backward
-pass recomputes the weights and the dropout mask. A row of up to 128 tokens is one block
-there: a program then computes all three gradients of a head from one set of weights.
-Longer rows need the weights twice, once by query and once by key.
+blocks of keys in its reach, and saves the log-sum-exp of each query's scores. The
+backward pass recomputes the weights and the dropout mask. If a row has up to 128 tokens,
+the backward pass takes it as one block: a program computes all three gradients of a head
+from one set of weights. Longer rows need the weights twice, once by query and once by
+key.
 """
 
 import functools
@@ -24,14 +25,14 @@ from bert_jax.model.gpu_attention_kernels import Inputs, Shape
 from bert_jax.parallel import sharding
 
 _WIDTHS = (32, 64, 128)  # K, powers of two for the products
-_LONGEST = 8192  # tokens in a row of the tests
+_LONGEST = 8192  # tokens in the longest row of the tests
 _WHOLE = 128  # the longest row whose backward pass is one block
 _ROWS = ('batch', 'seq')
 _HEADS = ('batch', 'seq', 'heads', None, 'kv')
 
 
 class _Launch(NamedTuple):
-  """Sizes of the blocks and of the programs; measured on an H200 with heads of 64."""
+  """Block sizes, warps and pipeline stages; tuned on an H200 with heads of width 64."""
 
   blocks: tuple[int, int]  # queries, keys
   warps: int
@@ -55,7 +56,7 @@ def _launch(shape: Shape, is_forward: bool) -> _Launch:
 
 
 def _is_whole(shape: Shape) -> bool:
-  """True if the backward pass of a row is one block. Wider heads lack the registers."""
+  """True if the backward pass of a row is one block; wide heads lack the registers."""
   return shape.length <= _WHOLE and shape.width <= 64
 
 
@@ -109,7 +110,7 @@ def _call(kernel, shape: Shape, launch: _Launch, programs: tuple[int, ...], prod
                 *(_by_head(x.shape) for x in by_head)],
       out_specs=result_specs, out_shape=results, interpret=shape.interpret,
       name=kernel.__name__.replace('kernel', 'attention'),
-      # XLA cannot look into a kernel and counts it as free without an estimate.
+      # XLA cannot look into a kernel: without an estimate it counts the kernel as free.
       cost_estimate=pl.CostEstimate(flops=2 * products * weights * width,
                                     transcendentals=weights, bytes_accessed=size),
       compiler_params=pltriton.CompilerParams(
@@ -182,7 +183,7 @@ def attend(heads: Heads, text_ids: jax.Array, dropout: Dropout, reach: int | Non
            causal: jax.Array | None = None) -> jax.Array:
   """Attention by the kernels, each device on its rows and heads.
 
-  Platforms other than GPUs interpret them: slow, for tests.
+  Off GPUs, Pallas interprets the kernels, which is slow: for tests only.
 
   Args:
     heads: its `projected` and `angles`; the kernels add the bias and rotate.

@@ -113,7 +113,7 @@ def _tokens(refs: Inputs, shape: Shape, start, size: int) -> _Tokens:
 
 
 def _columns(shape: Shape, parts: int) -> list:
-  """The slices of K that the parts of a vector have."""
+  """The slice of K that each part of a vector covers."""
   width = shape.width // parts
   return [pl.ds(i * width, width) for i in range(parts)]
 
@@ -162,7 +162,7 @@ def _add(x: list[jax.Array], y: list[jax.Array]) -> list[jax.Array]:
 
 
 def _program(refs: Inputs) -> _Program:
-  """Reads the values outside the loops, which cannot read program ids in tests."""
+  """Reads the values outside the loops: interpreted loops cannot read program ids."""
   row, head = pl.program_id(0), pl.program_id(1)
   return _Program((refs.words[0], refs.words[1]), refs.rows[row], refs.heads[head],
                   None if refs.causal is None else refs.causal[row] > 0)
@@ -184,7 +184,7 @@ def _scores(shape: Shape, program: _Program, query, key, queries: _Tokens,
 
 def _drop(shape: Shape, program: _Program, queries: _Tokens, keys: _Tokens,
           *weights: jax.Array) -> tuple[jax.Array, ...]:
-  """Drops the same places of each [queries, keys] array, without a scale."""
+  """Zeroes the same places of each [queries, keys] array, and does not scale the rest."""
   if not shape.rate:
     return weights
   keep = dropout_bits.keeps_weight(program.words, program.row, program.head,
@@ -242,7 +242,8 @@ def _sum_of_tokens(x: jax.Array, dtype: jnp.dtype) -> jax.Array:
   """The sum of rounded vectors: [tokens, K] -> [K] float32."""
   if dtype == jnp.float32:
     return x.sum(0)
-  # A product with ones: threads that exchange each value would take a sixth of a kernel.
+  # A product with ones: exchanging each value between threads would take a sixth of the
+  # kernel's time.
   ones = jnp.ones((LEAST, x.shape[0]), dtype)
   return pltriton.dot(ones, x.astype(dtype)).sum(0) * np.float32(1 / LEAST)
 
@@ -263,7 +264,7 @@ def _store_gradient(refs: Inputs, results, shape: Shape, i: int, number, start,
 def whole_backward_kernel(shape, sizes, refs, gradient, sums, *results):
   """The gradients of query, key and value of a row of one block."""
   size, scale = sizes[0], np.float32(1 / math.sqrt(shape.width))
-  # A zero that is traced: Pallas refuses a known block that ends past the row.
+  # A traced zero: Pallas refuses a constant start if the block ends past the row.
   start = 0 * pl.program_id(0)
   q, k, v = (_vectors(refs, i, shape, start, size) for i in range(3))
   g, tokens = [_load(gradient, shape, start, size)], _tokens(refs, shape, start, size)
@@ -279,7 +280,7 @@ def whole_backward_kernel(shape, sizes, refs, gradient, sums, *results):
 
 
 def backward_kernel(shape, sizes, refs, gradient, sums, means, *results):
-  """The gradient of a block of queries, or the two of a block of keys and values."""
+  """The gradients of a block of queries, or of a block of keys and values."""
   program, size, scale = _program(refs), sizes[0], np.float32(1 / math.sqrt(shape.width))
   number, count = pl.program_id(2), pl.cdiv(shape.length, size)
 
@@ -323,5 +324,5 @@ def backward_kernel(shape, sizes, refs, gradient, sums, means, *results):
     for i, parts in enumerate(totals, 1):
       _store_gradient(refs, results, shape, i, block, at, parts)
 
-  # One kernel writes all three gradients side by side, without a copy between two.
+  # One kernel writes all three gradients side by side: joining them later needs a copy.
   jax.lax.cond(number < count, by_query, by_key)

@@ -1,4 +1,4 @@
-"""gelu(x + bias) in one Triton kernel each way, for NVIDIA GPUs.
+"""gelu(x + bias) in two Triton kernels, forward and backward, for NVIDIA GPUs.
 
 XLA needs twice as many instructions for each value: on an H200, instructions limit the
 feed-forward of BERT-base, not memory.
@@ -79,7 +79,7 @@ def _call(kernel, interpret: bool, results, x, bias, *arguments):
       in_specs=[block, vector, *[block] * len(arguments)],
       out_specs=[block, share][:len(results)], out_shape=results, interpret=interpret,
       name=kernel.__name__.strip('_').replace('kernel', 'gelu'),
-      # XLA cannot look into a kernel and counts it as free without an estimate.
+      # XLA cannot look into a kernel: without an estimate it counts the kernel as free.
       cost_estimate=pl.CostEstimate(flops=0, transcendentals=x.size, bytes_accessed=size),
       compiler_params=pltriton.CompilerParams(num_warps=tile.rows, num_stages=1),
   )(x, bias, *arguments)
@@ -117,14 +117,14 @@ _gelu.defvjp(_forward, _backward)
 
 
 def can_run(width: int) -> bool:
-  """True if the kernels compute vectors of this width F where the trace runs."""
+  """True if the current trace can use the kernels for vectors of this width F."""
   return sharding.has_triton() and width % (_COLUMNS * sharding.parts('mlp')) == 0
 
 
 def gelu(x: jax.Array, bias: jax.Array) -> jax.Array:
   """(x + bias) * Phi(x + bias), computed in float32.
 
-  Platforms other than GPUs interpret the kernels: slow, for tests.
+  Off GPUs, Pallas interprets the kernels, which is slow: for tests only.
 
   Args:
     x: [N, F].

@@ -1,7 +1,7 @@
-"""LayerNorm(x + dropout(y + bias)) in one Triton kernel each way, for NVIDIA GPUs.
+"""LayerNorm(x + dropout(y + bias)) in Triton kernels for NVIDIA GPUs, one for each pass.
 
-XLA needs some ten kernels for it, and passes arrays of the size of the activations
-between them in float32. Here each way reads its arrays once. The forward pass keeps the
+XLA needs about ten kernels, and passes float32 arrays as large as the activations between
+them. Here the kernel of each pass reads its arrays once. The forward pass keeps the
 mean and the inverse deviation of each token; the backward pass draws the dropout again.
 Instructions, not memory, limit the kernels, so they use few: a warp takes a vector, and
 hashes the places of a token once for several rows.
@@ -22,7 +22,7 @@ from bert_jax.parallel import sharding
 
 _MOST = 8192  # the widest vector: a program holds it in registers
 _WIDTH = 768  # the most values of a vector that one warp holds, 24 in each thread
-_PART = 256  # of them that it loads at a time, 8 in each thread
+_PART = 256  # the most values that a warp loads at a time, 8 in each thread
 _WARPS = 4  # of a program whose vectors fit into one warp each
 _TURNS = 8  # most groups of vectors that one program takes
 _TOKENS = ('batch', 'seq', 'embed_act')
@@ -61,8 +61,8 @@ class _Tile(NamedTuple):
 
   @classmethod
   def of(cls, batch: int, length: int, width: int) -> '_Tile':
-    """Chooses it for vectors [B, L, D]."""
-    # A warp sums a vector without the others, unless its threads lack the registers.
+    """Chooses the tile for vectors [B, L, D]."""
+    # One warp sums a whole vector, unless the registers of its threads do not suffice.
     warps = pl.next_power_of_2(pl.cdiv(width, _WIDTH))
     rows = math.gcd(batch, max(1, _WARPS // warps))
     most = gpu_math.turns(batch * length // rows, _TURNS)
@@ -80,7 +80,7 @@ class _Tile(NamedTuple):
 
   def repeat(self, ref) -> list[jax.Array]:
     """The parts [rows, size] of one vector in float32."""
-    # Every row reads it itself: an exchange between the threads would cost more.
+    # Each row reads the vector again: an exchange between the threads would cost more.
     columns = (start + jax.lax.broadcasted_iota(jnp.int32, (self.rows, size), 1)
                for start, size in self.columns)
     return [ref[at].astype(jnp.float32) for at in columns]
@@ -185,7 +185,7 @@ def _backward_kernel(shape, tile, refs, mean, deviation, gradient, of_total, res
     return [[a + b for a, b in zip(total, shares[name])]
             for name, total in zip(names, sums)]
 
-  # Sums over the rows of a program only at its end: they cross its warps.
+  # Sums over the rows of a program cross its warps, so they come only at its end.
   zeros = [[jnp.zeros((tile.rows, size), jnp.float32) for _, size in tile.columns]
            for _ in names]
   for name, parts in zip(names, tile.visit(shape, refs, take, zeros)):
@@ -213,7 +213,7 @@ def _call(kernel, shape: _Shape, tile: _Tile, out_shape, out_specs, *arguments):
       grid=(batch // (tile.rows * tile.turns), length // tile.tokens), in_specs=specs,
       out_specs=out_specs, out_shape=out_shape, interpret=shape.interpret,
       name=kernel.__name__.strip('_').replace('kernel', 'norm'),
-      # XLA cannot look into a kernel and counts it as free without an estimate.
+      # XLA cannot look into a kernel: without an estimate it counts the kernel as free.
       cost_estimate=pl.CostEstimate(flops=0, transcendentals=0, bytes_accessed=size),
       compiler_params=pltriton.CompilerParams(num_warps=tile.warps, num_stages=1),
   )(*arguments)
@@ -263,7 +263,7 @@ _norm.defvjp(_forward, _backward)
 
 
 def can_run(width: int) -> bool:
-  """True if the kernels compute norms of this width D where the trace runs."""
+  """True if the current trace can use the kernels for norms of this width D."""
   # On a model axis, every device would exchange the gradients of x with its neighbors.
   return width <= _MOST and sharding.has_triton() and sharding.parts('heads') == 1
 
@@ -274,7 +274,7 @@ def norm(x: jax.Array, y: jax.Array | None, bias: jax.Array | None, scale: jax.A
          ) -> tuple[jax.Array, jax.Array | None]:
   """LayerNorm(x + dropout(y + bias)) * scale + shift, computed in float32.
 
-  Platforms other than GPUs interpret the kernels: slow, for tests.
+  Off GPUs, Pallas interprets the kernels, which is slow: for tests only.
 
   Args:
     x: [B, L, D].

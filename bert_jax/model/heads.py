@@ -45,7 +45,7 @@ class BertForPreTraining(nn.Module):
       return self.bert.features(x)
     return self.mlm_norm(activation(self.config.activation)(self.mlm_dense(x)))
 
-  @nn.compact  # declares the bias only if called, as `setup` does with the other parameters
+  @nn.compact  # the bias exists only if `init` calls this, as for modules in `setup`
   def mlm_logits(self, hidden: jax.Array, positions: jax.Array) -> jax.Array:
     """Computes the logits over the vocabulary at `positions`.
 

@@ -89,8 +89,8 @@ class LayerNorm(nn.Module):
 class AddAndNorm(nn.Module):
   """The LayerNorm of x + dropout(y), or of x; one kernel on GPUs that run Triton.
 
-  With `returns_sum` the layer reads the sum from here too. The kernel of the backward pass
-  then adds the gradient of the sum to the gradient of the norm.
+  With `returns_sum` it also returns the sum, for the residual connection. The kernel of
+  the backward pass then adds the gradient of the sum to the gradient of the norm.
   """
 
   config: BertConfig

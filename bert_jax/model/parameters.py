@@ -47,7 +47,7 @@ def kind(path: tuple[Any, ...]) -> Kind:
 
 
 def kinds(params: Any) -> Any:
-  """The kind of each parameter of a tree of dicts, boxed or not, in the same dicts."""
+  """The kind of each parameter, boxed or not, as a tree of the same nested dicts."""
   return jax.tree_util.tree_map_with_path(
       lambda path, _: kind(path), params, is_leaf=lambda x: not isinstance(x, dict))
 

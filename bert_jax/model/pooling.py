@@ -122,7 +122,7 @@ def combine_texts(vectors: np.ndarray, owners: np.ndarray, how: str) -> np.ndarr
   """
   counts = np.bincount(owners)
   first = np.cumsum(counts) - counts
-  # Texts are padded to the next power of 2: one long text does not pad all others.
+  # Pad each text to the next power of 2 chunks: one long text does not pad all others.
   size = 1 << np.ceil(np.log2(counts)).astype(np.int64)
   combined = np.empty((len(counts), vectors.shape[1]), vectors.dtype)
   for chunks in np.unique(size):

@@ -1,11 +1,11 @@
 """Causal rows: some rows of masked language modeling predict the next token instead.
 
-Each token of a causal row sees only itself and earlier tokens of its text, nothing is
-replaced, and the state before a drawn position predicts the token at it. Causal and
-masked rows share all parameters and make equally many predictions. A model learns faster
-from both than from masked rows alone: GPT-BERT (Charpentier and Samuel 2024,
-arXiv:2410.24159) mixes them, Gisserot-Boukhlef et al. (2025, arXiv:2507.00994) begin with
-causal steps. Evaluations never have causal rows.
+Each token of a causal row sees only itself and earlier tokens of its text. No token is
+replaced. The hidden state of the token before a drawn position predicts the token at that
+position. Causal and masked rows share all parameters and make equally many predictions. A
+model learns faster from both than from masked rows alone: GPT-BERT (Charpentier and
+Samuel 2024, arXiv:2410.24159) mixes them, Gisserot-Boukhlef et al. (2025,
+arXiv:2507.00994) begin with causal steps. Evaluations never have causal rows.
 """
 
 import math
@@ -18,12 +18,15 @@ from bert_jax.objectives.masking import Masked
 
 
 def are_causal(number: np.ndarray, share: float) -> np.ndarray:
-  """Chooses causal rows at even distances, by their numbers: [B] int64 -> [B] bool."""
+  """True for causal rows, which are evenly spaced by number: [B] int64 -> [B] bool."""
   return np.floor((number + 1) * share) > np.floor(number * share)
 
 
 def share_at(share: float, steps: float, step: int, train_steps: int) -> float:
-  """The share of causal rows at a step: `share` up to the fraction `steps` of the run."""
+  """The share of causal rows at a step.
+
+  `share` in the first part of the run, the fraction `steps`, and then 0.
+  """
   return share if step < math.ceil(steps * train_steps) else 0.0
 
 

@@ -30,7 +30,7 @@ class DisentangledSharing(ReplacedTokens):
     """Initializes the discriminator, the rest of the 'generator', and 'token_delta'.
 
     The discriminator adds 'token_delta' to the token table. The delta starts at zero, so
-    both models start from the same table. With `init_from`, this is the given table.
+    both models start from the same table: with `init_from`, the table of that model.
     """
     discriminator_key, generator_key = jax.random.split(key)
     tree = super().init(discriminator_key)['params']

@@ -1,8 +1,8 @@
 """Losses and metrics as (sum, count), never as a mean.
 
 A mean of means is wrong when counts differ between devices or microbatches
-(huggingface/transformers#18297). Therefore sums and counts are added over all of them
-before the division.
+(huggingface/transformers#18297). Therefore sums and counts are added over all devices and
+microbatches before the division.
 """
 
 from collections.abc import Mapping

@@ -33,7 +33,7 @@ class MaskingConfig:
   """The masking rules of BERT (Devlin et al. 2019, section 3.1) and its successors."""
 
   rate: float = 0.15  # share of the ordinary tokens that are predicted
-  # The rate changes linearly from `rate` to this one over the run; 0 = it is constant.
+  # The rate changes linearly over the run, from `rate` to `final_rate`; 0 = constant.
   # Evaluations always use the final rate.
   final_rate: float = 0.0
   unit: str = 'token'  # tokens that are masked together: token, whole_word, span, ngram
@@ -84,8 +84,8 @@ class MaskingConfig:
     if pairs == 1:
       return math.ceil(rate * max_len)
     # A pair of n tokens has at least [CLS], [SEP] and one ordinary token, so n >= 3. It
-    # needs 1 prediction, or at most rate * n + 1/2. `excess` is the most by which this is
-    # above the pair's share of the row's predictions, rate * n.
+    # needs 1 prediction, or at most rate * (n - 2) + 1/2. Its share of the row's
+    # predictions is rate * n. `excess` is the most by which the need exceeds the share.
     excess = max(0.0, 1 - 3 * rate, 0.5 - 2 * rate)
     return min(math.ceil(rate * max_len + pairs * excess), max_len)
 

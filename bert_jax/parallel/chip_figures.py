@@ -17,7 +17,7 @@ class Chip(NamedTuple):
   memory: float  # bytes of HBM
   bandwidth: float  # bytes/s to and from HBM
   network: float  # bytes/s that all links to the other chips send together
-  between_hosts: float = 0.0  # bytes/s to other hosts, if these links do not reach them
+  between_hosts: float = 0.0  # bytes/s to other hosts; 0 = by the links above
 
 
 # By JAX's device kind. TPUs, per chip: cloud.google.com/tpu/docs. GPUs: NVIDIA's data
@@ -65,19 +65,22 @@ def chip_of(devices: Sequence[jax.Device]) -> Chip | None:
 
 
 def network(devices: Sequence[jax.Device]) -> float:
-  """Bytes/s that a device of known figures sends to the others, between hosts if any."""
+  """Bytes/s that a device sends to the others, between hosts if there are several.
+
+  The figures of the device must be known (`chip_of`).
+  """
   chip = chip_of(devices)
   is_one_host = len({device.process_index for device in devices}) == 1
   return chip.network if is_one_host else min(chip.network, chip.between_hosts or math.inf)
 
 
 def memory_limit(device: jax.Device) -> float:
-  """Bytes of memory that JAX uses of a device; inf for a TPU, whose compiler checks it."""
+  """Bytes of a device's memory that JAX uses; inf for TPUs, whose compiler checks it."""
   if device.platform == 'tpu':
     return math.inf
   chip = chip_of([device])
   if chip and device.platform != 'cpu' and jax.default_backend() == 'cpu':
-    # A GPU of a plan. JAX takes three quarters of a GPU's memory by default.
+    # A GPU that exists only in a plan. JAX takes three quarters of its memory by default.
     return float(os.environ.get('XLA_PYTHON_CLIENT_MEM_FRACTION') or 0.75) * chip.memory
   if device.platform == 'cpu':  # all CPU devices share the machine's memory
     return host.memory() / jax.device_count()

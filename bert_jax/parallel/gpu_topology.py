@@ -16,8 +16,8 @@ INSTALL = "pip install 'jax[cuda13]' (or -r requirements-gpu.txt)"
 class _Target(NamedTuple):
   """Facts about a card, as the compiler's cost model takes them.
 
-  From openxla/xla, xla/backends/gpu/target_config/specs. What all of these cards share is
-  in `_TEXT`.
+  From openxla/xla, xla/backends/gpu/target_config/specs. `_TEXT` has the facts that all
+  of these cards share.
   """
 
   device: str  # JAX's device kind
@@ -29,7 +29,7 @@ class _Target(NamedTuple):
   bandwidth: int  # bytes/s
   cache: int  # bytes of level 2
   shared: int  # bytes of shared memory of a core
-  cards: int  # on a host, which NVLink connects
+  cards: int  # on a host, connected by NVLink
 
 
 _TARGETS = {

@@ -84,7 +84,7 @@ class Feed(NamedTuple):
   first: bool = True  # True in the first of the processes that feed these places
 
   def rows(self, batch_size: int) -> np.ndarray:
-    """The indices of these rows in a batch."""
+    """The indices, in a batch, of the rows that the process feeds."""
     return np.arange(batch_size).reshape(self.of, -1)[list(self.places)].reshape(-1)
 
 

@@ -80,7 +80,7 @@ def token_span(spans: Sequence[tuple[int, int]], start: int,
 
 
 def _most_context(windows: Sequence[Window]) -> np.ndarray:
-  """Returns the window with the most context around each token of the text: [tokens]."""
+  """Returns the index of the window with the most context around each token: [tokens]."""
   highest = np.full(windows[-1].first + windows[-1].count, -1.0)
   window_of = np.zeros(highest.shape, np.int64)
   for number, w in enumerate(windows):
@@ -143,7 +143,7 @@ def answer(text: str, spans: Sequence[Span], null: float,
   is_silent = not spans or (null_threshold is not None
                             and null - spans[0].score > null_threshold)
   chosen, ranked = no_answer if is_silent else spans[0], list(spans)
-  # A SQuAD 1.1 model never learned to score "no answer": it does not compete.
+  # A SQuAD 1.1 model never learned to score "no answer", so this answer does not compete.
   if null_threshold is not None or not spans:
     ranked = sorted([*spans, no_answer], key=lambda span: -span.score)
   probabilities = special.softmax([span.score for span in ranked])

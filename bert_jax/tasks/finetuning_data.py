@@ -82,8 +82,8 @@ class ExampleFiles(abc.ABC):
   task: FineTuning
   labels: tuple[str, ...] = ()  # names of the head's outputs
 
-  # The config fields that differ from other fine-tuning runs, by full name: a new Field,
-  # another default, or None, which removes the field.
+  # Changes to the config fields that all fine-tuning tasks share, by full name: a new
+  # Field, another default, or None, which removes the field.
   config_fields: ClassVar[Mapping[str, Any]] = {}
   best_score: ClassVar[str]  # default of keep_best
   # The score that keep_best='auto' means; '' = best_score.
@@ -240,7 +240,7 @@ def _eval_files(data: ConfigDict) -> list[tuple[str, str]]:
 
 def string_fields(data: ConfigDict) -> list[str]:
   """Returns the string fields of the config group `data`, except for its files."""
-  # The files are already chosen, so these fields cannot name other files.
+  # `replaced` changes how one file is read; it must not choose another file.
   return [name for name in data
           if isinstance(data[name], str) and name not in ('train', 'eval', 'test')]
 

@@ -108,10 +108,10 @@ class LateInteraction(sentence_embedding.SentenceEmbedding):
     return jax.lax.map(score, documents).T
 
   def metrics(self, logits: jax.Array, batch: packed_examples.Batch) -> losses.Metrics:
-    """Returns the 'loss', and 'accuracy': the own document has the highest score.
+    """Returns the 'loss', and 'accuracy': how often the own document scores highest.
 
-    With a teacher the loss is the Kullback-Leibler divergence of the distribution of the
-    scores from the teacher's, over the documents of an example.
+    With a teacher the loss is KL(teacher || student) * temperature^2. Both distributions
+    are the softmax of scores / temperature over the documents of an example.
     """
     exists = batch.members >= 0  # [E, C]
     is_real = exists[:, 0].astype(jnp.float32)
@@ -148,7 +148,7 @@ def unset_fields(data: ConfigDict, earlier: Mapping[str, Any], texts: LateInputs
 
   Args:
     data: the config group.
-    earlier: the group of an earlier run of the workdir, which wins; {} = none.
+    earlier: `data` of an earlier run in the workdir, whose values win; {} = no such run.
     texts: how the model makes its inputs; None = another kind of model.
     prompts: its prompts by role.
     width: the width of its vectors; 0 = it has none.
@@ -170,7 +170,7 @@ def unset_fields(data: ConfigDict, earlier: Mapping[str, Any], texts: LateInputs
 class LateFiles(sentence_embedding.EmbeddingFiles):
   """The files of `sentence_embedding`, with the config fields of late interaction."""
 
-  shows_labels = False  # they are the numbers of the vectors' entries
+  shows_labels = False  # labels only number the entries of a vector
 
   config_fields = {
       **sentence_embedding.EmbeddingFiles.config_fields,
@@ -187,7 +187,7 @@ class LateFiles(sentence_embedding.EmbeddingFiles):
       'data.query_prompt': Field(_AUTO),  # text before each query; auto = none
       'data.document_prompt': Field(_AUTO),
       # none, or how [MASK] fills a short query: fixed = to query_length exactly, min = at
-      # least; with _visible the other tokens see them. auto = fixed.
+      # least; with _visible the other tokens see these [MASK]. auto = fixed.
       'data.query_expansion': Field(_AUTO, one_of((_AUTO, *EXPANSIONS))),
       'data.query_length': Field(0, at_least(0)),  # tokens of a query; 0 = 32, or max_len
       # Tokens of documents that do not count; () = none, auto = punctuation.
@@ -211,7 +211,7 @@ class LateFiles(sentence_embedding.EmbeddingFiles):
     require(data.query_length <= config.max_len,
             f'data.query_length={data.query_length} is above max_len={config.max_len}')
     head = BertForLateInteraction(architectures.make_config(config.model), data.width)
-    # Expanded to a least length, a query may be as long as a document.
+    # A query that is expanded by min has no upper bound of its own.
     is_bounded = not data.query_expansion.startswith('min')
     task = LateInteraction(head, temperature=data.temperature,
                            query_length=data.query_length if is_bounded else config.max_len,
@@ -219,7 +219,7 @@ class LateFiles(sentence_embedding.EmbeddingFiles):
     return cls(task, labels=entries(data.width))
 
   def features(self, examples, tokenizer, config, **_):
-    """Makes the inputs of a query and its documents; token targets are what counts."""
+    """Makes the inputs of queries and documents; token targets mark tokens that count."""
     of_role = {QUERY: [text for e in examples for text in e.texts[:1]],
                DOCUMENT: [text for e in examples for text in e.texts[1:]]}
     queries, documents = (
@@ -261,7 +261,7 @@ class LateKind(task_kind.TaskKind):
   def answer(bert, examples, options):
     """Answers with vectors, or ranks the 'documents' of a text, which is then a query.
 
-    `options.prompt` is query for the vectors of queries, else a text is a document.
+    A text without 'documents' is a query if `options.prompt` is 'query', else a document.
     """
     texts = {QUERY: [], DOCUMENT: []}
     for example in examples:
@@ -298,7 +298,7 @@ def vectors(bert: task_kind.TrainedModel, texts: Sequence[str],
     role: `late_inputs.QUERY` or `DOCUMENT`.
 
   Raises:
-    UserError: another model.
+    UserError: the model is for another task.
   """
   head = LateKind.head_of(bert)
   inputs, counts = bert.late.inputs(texts, bert.tokenizer, role, bert.trained_length)
@@ -319,7 +319,7 @@ def _padded(texts: Sequence[np.ndarray], count: int) -> tuple[np.ndarray, np.nda
 
 @jax.jit
 def _max_sims(queries, counts, documents, document_counts):
-  # The default on a TPU, bfloat16, changes the order of near documents.
+  # The default on a TPU, bfloat16, would reorder documents with similar scores.
   with jax.default_matmul_precision('highest'):
     return jax.lax.map(lambda document: max_sim(queries, counts, *document),
                        (documents, document_counts)).T
@@ -330,7 +330,7 @@ def max_sims(queries: Sequence[np.ndarray], documents: Sequence[np.ndarray]) -> 
   scores = np.zeros((len(queries), len(documents)), np.float32)
   if not scores.size:
     return scores
-  order = np.argsort([len(x) for x in documents])  # documents of one block are equally long
+  order = np.argsort([len(x) for x in documents])  # blocks of similar lengths
   size = 256
 
   def rows(n):

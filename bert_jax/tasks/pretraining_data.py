@@ -84,7 +84,7 @@ class PretrainingData:
   feed: Feed = Feed()  # the part of a batch that this process feeds
 
   def __getstate__(self):
-    """The state for worker processes, which make rows, without the teacher."""
+    """The state for worker processes, which only make rows and need no teacher."""
     # A teacher consists of JAX arrays: unpickling them would start JAX in every worker.
     return {**vars(self), 'task': dataclasses.replace(self.task, frozen={})}
 
@@ -127,7 +127,7 @@ class PretrainingData:
     return self.task.masking.rate_at(step, sum(phase.steps for phase in self.phases))
 
   def _with_causal(self, rows: Rows, step: int, batch_size: int) -> Rows:
-    # Without causal rows, the step compiles without them.
+    # In a run without causal rows, the compiled step has no `causal` input.
     settings = self.task.masking
     if not settings.causal_rows:
       return rows

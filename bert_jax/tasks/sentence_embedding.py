@@ -165,7 +165,7 @@ class SentenceEmbedding(finetuning.FineTuning):
     return batch.by_example(unit(apply(batch.tokens, batch.starts)))
 
   def metrics(self, logits: jax.Array, batch: packed_examples.Batch) -> losses.Metrics:
-    """Returns the contrastive 'loss', and 'accuracy': the partner is the nearest text."""
+    """Returns contrastive 'loss' and 'accuracy', how often the partner is nearest."""
     exists = batch.members >= 0  # [E, C]
     of_examples, right = contrast(logits, exists, self.temperature)
     if self.matryoshka:
@@ -211,8 +211,8 @@ class EmbeddingFiles(finetuning_data.ExampleFiles):
       # () = only the whole vector.
       'data.matryoshka': Field(()),
       'data.matryoshka_weights': Field(()),  # of the parts of the sum; () = 1 for each
-      # Parts of a batch, encoded one by one for batches beyond memory; takes a third
-      # longer.
+      # Parts of a batch that are encoded one by one, for batches that exceed the memory.
+      # A step takes a third longer.
       'data.cached_parts': Field(1, at_least(1)),
       'batch_size': 64,
       'max_len': 64,

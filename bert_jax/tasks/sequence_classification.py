@@ -78,7 +78,10 @@ class SequenceClassification(finetuning.FineTuning):
     return apply(vectors, method='classify')
 
   def metrics(self, logits: jax.Array, batch: packed_examples.Batch) -> losses.Metrics:
-    """Returns transformers' 'loss' of logits [E, labels]; for single_label, 'accuracy'."""
+    """Returns 'loss' as transformers does; for single_label also 'accuracy'.
+
+    `logits` are [E, labels] float32.
+    """
     is_real = (batch.members[:, 0] >= 0).astype(jnp.float32)
     if self.problem == 'regression':
       return {'loss': losses.weighted(jnp.square(logits[:, 0] - batch.targets), is_real)}
@@ -94,7 +97,7 @@ class SequenceFiles(finetuning_data.ExampleFiles):
 
   auto_score: str = ''
 
-  best_score = 'auto'  # accuracy; spearman for regressions; GLUE's own
+  best_score = 'auto'  # accuracy; f1 for multi_label; spearman for regression; GLUE's own
   lower_is_better = ('loss', 'squared_error')
 
   config_fields = {

@@ -18,7 +18,7 @@ class Task(Protocol):
   """The device half of a task."""
 
   model: nn.Module
-  loss_weights: Mapping[str, float]  # weight in the total loss of each metric in it
+  loss_weights: Mapping[str, float]  # names and weights of the metrics in the total loss
   frozen: Any  # arrays that are not trained, boxed with their logical axes; {} = none
 
   def init(self, key: jax.Array) -> Any:

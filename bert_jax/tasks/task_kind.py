@@ -40,10 +40,16 @@ class TrainedModel(Protocol):
     """Raises UserError without the parameters `group`, which users know as `title`."""
 
   def per_text(self, rows: Sequence[Input], function: Callable) -> Any:
-    """Maps [R, P, ...] of `function` to [inputs, ...]; None without inputs."""
+    """Runs `function` on rows and gathers its results, [R, P, ...] -> [inputs, ...].
+
+    Returns None without inputs.
+    """
 
   def per_token(self, rows: Sequence[Input], function: Callable) -> list[np.ndarray]:
-    """Maps [R, L, ...] of `function` to [tokens, ...] of each input, special ones too."""
+    """Runs `function` on rows and splits its results, [R, L, ...], by input.
+
+    Returns [tokens, ...] for each input, special tokens included.
+    """
 
 
 @functools.partial(jax.jit, static_argnames=('head', 'method'))

@@ -24,8 +24,8 @@ BASE = 'base'  # the frozen model of a LoRA run, a folder of a workdir
 # Never copied between a bucket and this machine.
 APART = (*FOLDERS, BASE, 'damaged', lock.NAME)
 _SPARE_BYTES = 100_000  # for the metadata of a checkpoint and the other files of the run
-# The replicas of an array share the work of saving it. Each share is a program to
-# compile, so one replica saves an array alone if the shares would be smaller than this.
+# The replicas of an array share the work of saving it. Each share needs its own compiled
+# program, so one replica saves the whole array if the shares would be smaller than this.
 _SMALLEST_SHARE = 1 << 20  # bytes
 
 
@@ -44,7 +44,7 @@ class _Manager(ocp.CheckpointManager):
     handlers = {name: ocp.PyTreeCheckpointHandler(type_handler_registry=arrays)
                 for name in items}
     handlers[integrity.ITEM] = ocp.JsonCheckpointHandler()
-    # A kill during a save leaves a folder, and orbax would warn about it.
+    # A kill during a save leaves a temporary folder: without cleanup, orbax would warn.
     super().__init__(folder, item_handlers=handlers, options=ocp.CheckpointManagerOptions(
         create=True, cleanup_tmp_directories=True, **options))
 
@@ -70,7 +70,7 @@ class Checkpoints:
     self._score, self._best_is_lowest = best, best_is_lowest
     self._manager = _Manager(self._workdir / 'checkpoints', ('params', 'optimizer'),
                              max_to_keep=keep, keep_period=every or None)
-    # Each one is better than the one before it, so the newest is the best.
+    # Each checkpoint in it beats the one before, so the newest is the best.
     self._best = best and _Manager(self._workdir / 'best', ('params',), max_to_keep=1)
 
   def latest(self) -> int | None:
@@ -135,7 +135,7 @@ class Checkpoints:
     except integrity.Damaged as e:
       damage = e
     target = self._workdir / 'damaged' / f'{folder.parent.name}-{step}'
-    # The step may have been damaged before: nothing is overwritten.
+    # `damaged/` may already have a checkpoint of this step: do not overwrite it.
     for number in itertools.count(2):
       if not target.exists():
         break
@@ -149,7 +149,7 @@ class Checkpoints:
     return None
 
   def check(self):
-    """Raises the error of a save in the background, if it failed: see `save`."""
+    """Raises the error of a background save that failed: see `save`."""
     with _explained(self._workdir):
       self._manager.check_for_errors()
 
@@ -163,9 +163,9 @@ class Checkpoints:
     """Keeps the parameters of `step` in `best/` if they score better than the kept ones.
 
     `judged_on` names the evaluated data. Scores on different data are not compared: the
-    newer parameters win, and a printed line says so. Returns once they are on disk,
-    because a run that resumes from the next checkpoint does not evaluate this step again.
-    Raises Failed if they cannot be written.
+    newer parameters win, and a printed line says so. Returns once the parameters are on
+    disk, because a run that resumes from the next checkpoint does not evaluate this step
+    again. Raises Failed if the parameters cannot be written.
     """
     if not self._best or not math.isfinite(scores[self._score]):
       return
@@ -184,10 +184,10 @@ class Checkpoints:
           console.print_summary([
               ('best', f'step {step} ({_judged(judge)}) replaces step {best_step} '
                f'({_judged(best)}): these are not compared')])
-        # The run went back to an older step. The newest step counts as the best, so the
-        # later one must go.
+        # The run went back to the kept step, or to an earlier one. The manager takes the
+        # highest step as the best, so the kept one must go.
         if best_step >= step:
-          # A barrier: every process has read it.
+          # A barrier: every process must have read the kept one before its deletion.
           processes.meet(f'better than the best/{best_step}, at {step}')
           self._best.delete(best_step)
       _save(self._best, step, {'params': params}, score=scores[self._score],
@@ -232,7 +232,7 @@ def _explained(workdir: epath.Path) -> Iterator[None]:
 
 
 def _items(state: TrainState) -> dict[str, Any]:
-  """The saved items of a state; `params` are separate: models load nothing else."""
+  """The saved items of a state; `params` are separate, as models load nothing else."""
   return {'params': state.params,
           'optimizer': {'step': state.step, 'moments': state.opt_state}}
 

@@ -1,10 +1,10 @@
 """Fingerprints of arrays on devices.
 
 A fingerprint is equal on every mesh, and differs after any change of a single element.
-Every element is a word of up to 32 bits. It is mixed with its index in the whole array,
-and the mixed words are summed modulo 2^32. Mixing is a bijection of the word: one changed
-word always shows, several changed words escape with a chance of 2^-32. Hashes of files
-would change with the sharding.
+Every element is a word of up to 32 bits. Each word is mixed with its index in the whole
+array, and the mixed words are summed modulo 2^32. Mixing is a bijection of the word: one
+changed word always changes the sum, and several changed words go unnoticed with a
+probability of 2^-32. Hashes of files would change with the sharding.
 """
 
 import functools

@@ -59,7 +59,7 @@ def description(folder: epath.Path) -> dict[str, Any]:
   try:
     content = sealed.read(folder / ITEM / 'metadata')
   except UserError as e:
-    # Trouble with the access says nothing about the data.
+    # Failed access says nothing about the data.
     if isinstance(e.__cause__, PermissionError) or ending.storage_trouble(e.__cause__):
       raise e.__cause__ from e
     raise Damaged(str(e)) from e
@@ -84,7 +84,7 @@ def _unreadable(error: Exception) -> str:
 
 
 def _restore(folder: epath.Path, abstract: Mapping[str, Any]) -> dict[str, Any]:
-  # Only the handler: a checkpointer ends with a barrier, which a failed process misses.
+  # Only the handler: a checkpointer ends with a barrier, which a failed process skips.
   handler = ocp.StandardCheckpointHandler()
   try:
     return {item: handler.restore(folder / item, args=ocp.args.StandardRestore(tree))
@@ -101,7 +101,7 @@ def _restore(folder: epath.Path, abstract: Mapping[str, Any]) -> dict[str, Any]:
 
 def read(folder: epath.Path, abstract: Mapping[str, Any],
          saved: Mapping[str, Any] | None = None) -> dict[str, Any]:
-  """Reads items of a checkpoint and compares their fingerprints; all processes together.
+  """Reads items of a checkpoint and compares their fingerprints; a collective.
 
   Args:
     folder: the checkpoint of a step.

@@ -100,7 +100,7 @@ def train(job: Job, config: FrozenConfigDict, mesh: Mesh, workdir: storage.Folde
       pauses = saves or evaluates or stopping
       if step % config.log_every == 0 or pauses:
         checkpoints.check()
-        # Metrics precede their checkpoint: a kill loses neither. A CPU has them ready.
+        # Metrics precede their checkpoint: a kill loses neither. On a CPU they are ready.
         reporter.end_line(step, write_now=pauses or not steps_ahead)
 
       # ---- A pause: evaluation, then checkpoint ----------------------------------------
@@ -120,10 +120,10 @@ def _start(job: Job, config: FrozenConfigDict, workdir: storage.Folder,
            checkpoints: Checkpoints, init: Callable[[jax.Array], state_lib.TrainState],
            abstract: state_lib.TrainState, initial: Callable[[Any], Any]
            ) -> tuple[state_lib.TrainState | None, int, bool]:
-  """Returns the first state, the steps done before, and whether it owes an evaluation.
+  """Returns the first state, the steps done, and whether the run owes an evaluation.
 
   The state is the newest checkpoint, or random parameters that `initial` changes. A run
-  owes an evaluation if it was killed after it saved a step and before it evaluated it. If
+  owes an evaluation if it stopped after the save of a step that it had not evaluated. If
   the workdir holds the whole run, the state is None and the checkpoints are closed.
   """
   newest = checkpoints.latest()

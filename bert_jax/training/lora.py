@@ -1,9 +1,10 @@
 """LoRA (Hu et al. 2021, arXiv:2106.09685): low-rank factors on a frozen model.
 
 A kernel W [..., in, out] becomes W + alpha / rank * A B, with A [..., in, rank] and
-B [..., rank, out]. Each of the stacked layers has a pair. The encoder without its pooler
-is the frozen base. The factors, the pooler and the heads are trained. A step merges the
-factors into the base and runs the model on the result, so no module knows about LoRA.
+B [..., rank, out]. Each of the stacked layers has its own A and B. The encoder without
+its pooler is the frozen base. The factors, the pooler and the heads are trained. A step
+merges the factors into the base and runs the model on the result, so no module knows
+about LoRA.
 """
 
 from collections.abc import Mapping
@@ -27,7 +28,7 @@ from bert_jax.tasks.task import Task
 
 _flat = functools.partial(traverse_util.flatten_dict, sep='/')
 _nested = functools.partial(traverse_util.unflatten_dict, sep='/')
-_A, _B = '/lora_a', '/lora_b'  # below the path of their kernel
+_A, _B = '/lora_a', '/lora_b'  # appended to the path of their kernel
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +36,7 @@ class LoraConfig:
   """The rank, the scale and the kernels of the factors."""
 
   rank: int = 0  # 0 = all parameters are trained, without factors
-  alpha: float = 16.0  # the product of the factors counts alpha / rank times
+  alpha: float = 16.0  # the product of the factors is scaled by alpha / rank
   # Kernels with factors: qkv, out, up, gate, down, or a module that holds some:
   # attention, feed_forward.
   targets: tuple[str, ...] = ('qkv', 'out')
@@ -69,7 +70,7 @@ def base(params: Any) -> Any:
 
 
 def heads(params: Any) -> Any:
-  """The part of a model's parameters that is trained without factors; {} without any."""
+  """The pooler and heads in a model's parameters, trained without factors; {} = none."""
   return _nested({path: x for path, x in _flat(params).items() if not _is_base(path)})
 
 
@@ -140,7 +141,7 @@ class Lora:
     return {'base': whole, 'task': self.task.frozen}
 
   def with_config(self, config: BertConfig) -> 'Lora':
-    # Plans change the number of layers, which the base of a run does not fit.
+    # A plan changes the number of layers: the base of the run then does not fit.
     is_same_size = config.num_layers == self.model.config.num_layers
     return dataclasses.replace(self, task=self.task.with_config(config),
                                base=self.base if is_same_size else None)
@@ -158,6 +159,6 @@ class Lora:
 
 
 def adapt(task: Task, fields: Any, base: Any = None) -> Task:
-  """The task with the config group `lora`; the task itself for a rank of 0."""
+  """The task with the factors of the config group `lora`; unchanged if the rank is 0."""
   config = LoraConfig(**fields)
   return Lora(task, config, base) if config.rank else task

@@ -116,8 +116,8 @@ def decays(params) -> dict:
 def _clip(most: float) -> optax.GradientTransformation:
   """Scales the gradients so that their global norm is at most `most`.
 
-  optax divides by the norm. XLA does not repeat a division in the two moments that need
-  the result, but stores all clipped gradients.
+  optax divides by the norm instead. Both moments need the clipped gradients, and XLA does
+  not repeat a division for each moment: it would store all clipped gradients.
   """
 
   def scale(updates, _):

@@ -88,8 +88,8 @@ def make_train_step(task: Task, optimizer: optax.GradientTransformation, mesh: M
 
   The batch and the state keep the shardings of `put_batch` and of `abstract`.
 
-  With microbatches the gradient is the gradient of the whole batch (to rounding; dropout
-  draws other bits), because every loss is divided by its count over the whole batch.
+  With microbatches the gradient is the gradient of the whole batch (up to rounding, and
+  with different dropout bits): every loss is divided by its count over the whole batch.
 
   If the loss or its gradient is not finite, only the step number and the schedule
   advance, and the metric 'skipped' is 1.

@@ -89,12 +89,12 @@ def stable_adam(b1: float, b2: float, eps: float,
 
 # Coefficients of the polynomial whose iteration moves all singular values close to 1.
 _LINEAR, _CUBIC, _QUINTIC = 3.4445, -4.7750, 2.0315
-_SMALL = 1e-8  # keeps the norm of a zero update from zero
+_SMALL = 1e-8  # added to divisors, which are 0 for a zero update
 
 
 def _orthogonalize(dtype: jnp.dtype, x: jax.Array) -> jax.Array:
   """Approximates U V^T of x = U S V^T, [M, N], by five Newton-Schulz steps."""
-  # Off CPUs, arrays between the products are in `dtype` too, as in the published code.
+  # Except on CPUs, arrays between products have `dtype` too, as in the published code.
   kept = products.activation_dtype(dtype)
   x = (x / (jnp.linalg.norm(x) + _SMALL)).astype(kept)
   for _ in range(5):
@@ -135,7 +135,7 @@ class NeuronState(NamedTuple):
 
 
 def _equalize_neurons(b2: float = 0.95) -> optax.GradientTransformation:
-  """Gives the outputs of each [..., M, N] matrix updates of similar size; keeps its norm.
+  """Equalizes the updates of the N outputs of each [..., M, N] matrix; keeps its norm.
 
   NorMuon (Li et al. 2025, arXiv:2510.05491): orthogonal updates still differ in size from
   neuron to neuron.
@@ -145,7 +145,7 @@ def _equalize_neurons(b2: float = 0.95) -> optax.GradientTransformation:
     return jnp.mean(x * x, -2, keepdims=True)
 
   def init(params):
-    # Without the names of the axes: the means are small and have no axis M to shard.
+    # Unboxed, without logical axes: the means are small and have no axis M to shard.
     return NeuronState(optax.tree.zeros_like(jax.tree.map(squares, nn.unbox(params))))
 
   def update(updates, state, params=None):
@@ -176,7 +176,7 @@ def muon(adam: optax.GradientTransformation, dtype: jnp.dtype, *,
     return jax.tree.map(lambda _: contrib.MuonDimensionNumbers(-2, -1), updates)
 
   def label(path, kind):
-    # 'first' is ModernBERT's first layer, which is not among the stacked ones.
+    # 'first' is the first layer of ModernBERT or DeBERTa v2, which is not stacked.
     in_layer = _is_within(path, 'layers', 'first')
     return 'muon' if in_layer and kind == parameters.Kind.MATRIX else 'adam'
 
@@ -187,7 +187,7 @@ def muon(adam: optax.GradientTransformation, dtype: jnp.dtype, *,
     updates = _orthogonalize_all(jnp.dtype(dtype), updates)
     return jax.tree.map(lambda x: 0.2 * max(x.shape[-2:])**0.5 * x, updates)
 
-  # With these arguments, optax's part is only the momentum.
+  # With these arguments, optax computes only the momentum.
   momentum = contrib.scale_by_muon(ns_steps=0, preconditioning='aol',
                                    weight_dimension_numbers=matrices)
   steps = [momentum, optax.stateless(orthogonalize)]
