@@ -8,11 +8,10 @@ Every variant trains on the same tokens and is judged on text and minimal pairs 
 score uses: by its loss in nat per byte and by the share of the pairs of
 `benchmarks.grammar` that it orders correctly. One million tokens and one seed screen the
 variants. The best of them get three seeds at four million (--tokens=4e6 --seeds=3
---variants=...), and those that win there three at sixteen.
+--variants=...). The winners get three seeds at sixteen million.
 
-The rule: a change is kept if its difference from the recipe in nat per byte, seed by
-seed, has one sign in all three seeds at four million, and if the mean keeps the sign at
-sixteen.
+The rule: a change is kept if it lowers the nat per byte of the recipe with each of the
+three seeds at four million, and if its mean is still lower at sixteen million.
 
 Two runs at a time share the cores. The results are lines of WORKDIR/runs.jsonl; the
 same command resumes. Prints the table of all results and writes it to WORKDIR/ablation.md.
@@ -95,7 +94,7 @@ def _run_all(runs: list[Run], home: pathlib.Path):
         with (home / 'runs.jsonl').open('a') as file:
           file.write(json.dumps(done.result()) + '\n')
     finally:
-      # After a failure, only the runs in progress end: the rest would take days.
+      # After a failure, finish only the runs in progress: the others would take days.
       pool.shutdown(wait=False, cancel_futures=True)
 
 

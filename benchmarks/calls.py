@@ -1,4 +1,4 @@
-"""Calls of commands of bert_jax by benchmarks."""
+"""Runs commands of bert_jax for benchmarks."""
 
 import json
 import pathlib
@@ -10,7 +10,7 @@ from typing import Any
 def call(module: str, *arguments: str, quiet: bool = False):
   """Runs `python -m module`, and ends the benchmark if it fails.
 
-  With `quiet`, the command prints nothing but its error: others run beside it.
+  With `quiet`, the command prints only its error, because others run at the same time.
   """
   print('$ python -m', module, *arguments, flush=True)
   done = subprocess.run([sys.executable, '-m', module, *arguments], capture_output=quiet,
@@ -22,7 +22,7 @@ def call(module: str, *arguments: str, quiet: bool = False):
 
 def evaluate(output: pathlib.Path, suite: str, data: str, *arguments: str,
              quiet: bool = False) -> dict[str, Any]:
-  """The report of an evaluation, which an earlier call of the benchmark may have made."""
+  """Returns the report of an evaluation, which an earlier start may have written."""
   if not output.exists():
     call('bert_jax.evaluate', f'--suite={suite}', f'--data={data}', f'--output={output}',
          *arguments, quiet=quiet)

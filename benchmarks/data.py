@@ -4,7 +4,7 @@
       --chinese='corpus/zh/*.txt.gz' --chinese_vocab=vocab-zh.txt
 
 The peer of `prepare` is `tokenizers`, which only encodes the same text on the same cores.
-Both sides alternate, and the table compares the medians of three rounds.
+Both sides alternate, and the medians of the rounds are compared.
 """
 
 import contextlib
@@ -136,7 +136,7 @@ def measure_memory(text: str, gigabytes: float):
     file = os.path.join(folder, 'long.txt')
     with open(file, 'w', encoding='utf-8') as out:
       part = 0
-      while out.tell() < gigabytes * 1e9:  # different documents each time, so that none is a copy
+      while out.tell() < gigabytes * 1e9:  # new documents each time, so that no document is a copy
         out.write(text.replace('\n\n', f'\nPart {part}.\n\n'))
         part += 1
     command = [sys.executable, '-m', 'bert_jax.prepare', f'--input={file}',

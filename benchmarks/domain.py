@@ -1,15 +1,16 @@
-"""From a published checkpoint over one's own text to an embedder, with three seeds.
+"""Trains an embedder from a published checkpoint and one's own text, with three seeds.
 
   python -m benchmarks.domain --model=sentence-transformers/all-MiniLM-L6-v2 \\
       --text='corpus/*.txt.gz' --held_out='held_out/*.txt' --beir=BEIR --workdir=runs/domain
 
-Three ways lead to an embedder: contrastive training on pairs from the text at once, after
-masked LM on the text, and after masked LM with a causal detour (half of the rows causal in
-the first half of the steps, arXiv:2605.12438). The pairs need no labels: a random sentence
-is the query of the rest of its document (inverse cloze task, Lee et al. 2019,
-https://arxiv.org/abs/1906.00300). The table has the held-out loss of masked LM in nats per
-byte, and NDCG@10 of the embedder on a folder in BEIR's layout of the same domain. The same
-command resumes.
+The benchmark compares three ways, which all end with contrastive training on pairs from
+the text. The first does only this, the second trains masked LM on the text before, and
+the third does so with a causal detour (half of the rows causal in the first half of the
+steps, arXiv:2605.12438). The pairs need no labels: a random sentence is the query, and
+the text around it in its document is the positive (inverse cloze task, Lee et al. 2019,
+https://arxiv.org/abs/1906.00300). The table has the held-out loss of masked LM in nats
+per byte, and NDCG@10 of the embedder on --beir, a folder of the same domain in BEIR's
+layout. The same command resumes.
 """
 
 import json
@@ -39,7 +40,7 @@ _BATCH, _WORDS = 16, 90  # pairs in a step, words of a document
 
 
 def _write_pairs(path: pathlib.Path, count: int):
-  """Writes `count` pairs of a sentence and the rest of its document."""
+  """Writes `count` pairs of a sentence and up to `_WORDS` words around it."""
   rng, settings = np.random.default_rng(0), corpus.Settings(_TEXT.value)
   lines = []
   for file in corpus.find_files(_TEXT.value):

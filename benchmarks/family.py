@@ -3,11 +3,11 @@
   python -m benchmarks.family --data=DATA --workdir=runs/family
 
 DATA has the folders corpus_en_wikipedia and corpus_zh_wikipedia (*.txt.gz), sst2, mrpc
-and zh_chnsenticorp. Every member uses its own config, with 4 layers of width 128 and with
-the learning rate and the initial weights of configs/tiny.py (ALBERT uses a learning rate
-for LAMB). It is compared with a fine-tuned twin that has random parameters. The benchmark
-takes hours on a CPU; the same command resumes. The table is printed and written to
-WORKDIR/family.md.
+and zh_chnsenticorp. Every member uses its own config, with 4 layers of width 128
+(DistilBERT: 2) and with the learning rate and the scale of the initial weights of
+configs/tiny.py (ALBERT uses a learning rate for LAMB). Each member is fine-tuned, and so
+is a twin with random parameters. The benchmark takes hours on a CPU; the same command
+resumes. It prints two tables, English and Chinese, and writes them to WORKDIR/family.md.
 """
 
 import csv

@@ -3,12 +3,12 @@
   python -m benchmarks.finetune --mode=parity --data=DATA --model=MODEL --workdir=runs/finetune
   python -m benchmarks.finetune --mode=quality --data=DATA --model=MODEL --workdir=runs/finetune
 
-MODEL is a Hugging Face folder. DATA has a folder for each data set (see TASKS). `parity`
-makes 50 steps from the same head on the same batches without dropout. The sides take
-turns after each step, and it compares losses, predictions and times. `quality` trains
-each side with dropout for several seeds and compares the means of the scores and of the
-held-out losses after the last step. Both append one line per task (and seed and side) to
-WORKDIR/MODE.jsonl, resume after a stop, and print a table.
+MODEL is a Hugging Face folder. DATA has a folder for each data set (see TASKS). In
+`parity`, both sides make 50 steps from the same head on the same batches without dropout.
+They take turns after each step, and losses, predictions and times are compared. `quality`
+trains each side with dropout for several seeds and compares the means of the scores and
+of the held-out losses after the last step. Both append one line per task (and seed and
+side) to WORKDIR/MODE.jsonl, resume after a stop, and print a table.
 """
 
 import dataclasses
@@ -49,7 +49,7 @@ _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder for results.', required=
 _TASKS = flags.DEFINE_list('tasks', None, 'Some of the tasks; by default all.')
 _STEPS = flags.DEFINE_integer('steps', 50, 'Of parity.')
 _BATCH_SIZE = flags.DEFINE_integer('batch_size', 0, 'Of parity; 0 = that of the config.')
-_LAYERS = 12  # most layers without a loop, as in a run of several minutes
+_LAYERS = 12  # layers in each iteration of the scan, as in a run of several minutes
 _QUALITY_SIDES = ('bert_jax', 'torch')
 
 
@@ -104,7 +104,7 @@ TASKS = {
 
 
 def _some(path: str, most: int) -> str:
-  """Writes a file with N examples of another file, drawn once."""
+  """Returns a file with `most` examples of another file, drawn once; 0 = that file."""
   if not most:
     return path
   target = epath.Path(_WORKDIR.value) / f'{most}-{epath.Path(path).name.removesuffix(".gz")}'
@@ -203,11 +203,11 @@ class JaxRun:
     return float(total / count)
 
   def evaluate(self) -> dict[str, float]:
-    """The scores."""
+    """Returns the scores on the evaluation file."""
     return self.data.evaluate(self.measure, 0)
 
   def measure(self, batch):
-    """Of one batch."""
+    """Returns the result of the evaluation step on one batch."""
     return self._eval(self.state, mesh_lib.put_batch(batch, self._mesh))
 
 

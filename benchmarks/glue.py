@@ -29,7 +29,7 @@ _SCORES = flags.DEFINE_string('scores', None, 'The --output of evaluate.', requi
 
 
 class _Examples:
-  """Returns the tokenized examples of a GLUE file."""
+  """The tokenized examples of a GLUE file."""
 
   def __init__(self, path: str, task: glue.Glue, split: str, tokenizer, max_len: int):
     rows = list(glue.read(path, task, split))

@@ -2,9 +2,10 @@
 
   python -m benchmarks.gpu_launches --output=launches.json
 
-Each line is the median of five times 30 calls: a forward pass, or one with its backward
-pass, whose forward pass has the first launch of its list.
-`gpu_attention._launch` and `gpu_norm._Tile` hold the choices.
+Each line is the median of five measurements of 30 calls. A call is a forward pass, or a
+forward and a backward pass. For launches of attention's backward pass, the forward pass
+has the first launch of its own list. `gpu_attention._launch` and `gpu_norm._Tile` hold
+the choices of bert_jax.
 """
 
 from concurrent import futures

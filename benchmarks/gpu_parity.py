@@ -6,7 +6,7 @@ The reference is transformers' BERT in float32, without TF32. A distance is the 
 difference divided by the norm of the reference. In float32, with the highest precision,
 the bound is 1e-4. In bfloat16 the bound is twice the distance of PyTorch's own bfloat16
 autocast. cuDNN's attention runs only in bfloat16 on a GPU; elsewhere it is skipped. Exits
-with 1 above a bound. Needs torch and transformers.
+with 1 if logits or gradients exceed a bound. Needs torch and transformers.
 """
 
 import dataclasses

@@ -1,11 +1,11 @@
-"""Minimal pairs from a small grammar, in BLiMP's format, to choose recipes by.
+"""Minimal pairs from a small grammar, in BLiMP's format, for choosing a recipe.
 
   python -m benchmarks.grammar grammar.jsonl
 
 The paradigms are about agreement, anaphora, gaps and islands, negative polarity and
-argument structure, with words of our own. A recipe that is chosen by them has not seen
-BLiMP, which then scores it. The two sentences of a pair have as many words, so that the
-length does not decide. The file is always the same.
+argument structure, with words of our own. A recipe is chosen with these pairs, so BLiMP
+stays unseen until it scores the recipe. The two sentences of a pair have the same number
+of words, so that the length does not decide. The file is always the same.
 """
 
 from collections.abc import Callable, Iterator
@@ -161,7 +161,7 @@ PARADIGMS: dict[str, tuple[str, Callable[[], Pairs]]] = {
 
 
 def make(number: int) -> Iterator[dict[str, str]]:
-  """Yields `number` pairs of each paradigm, or all of a smaller one, as BLiMP's fields."""
+  """Yields `number` pairs of each paradigm (fewer if it has fewer), with BLiMP's fields."""
   for name, (phenomenon, pairs) in PARADIGMS.items():
     every = list(dict.fromkeys(pairs()))
     for good, bad in random.Random(name).sample(every, min(number, len(every))):

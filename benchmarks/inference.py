@@ -7,9 +7,9 @@ and the medians count: bert_jax in float32 and in bfloat16, sentence-transformer
 PyTorch, and onnxruntime with the files of `convert --to=onnx --quantize=int8`. On a GPU
 there are three, in bfloat16: bert_jax, sentence-transformers, and a loop over
 transformers. The peers sort the texts by length, pad batches, and use the fastest of the
-given batch sizes. The short texts are sentences of mixed length, the long ones as many
-sentences as fill the model's longest input. Needs torch, sentence-transformers, onnx and
-onnxruntime.
+given batch sizes. The short texts are sentences of mixed length. Each long text has 250
+words, which fill the longest input of all-MiniLM-L6-v2 (256 tokens). Needs torch,
+sentence-transformers, onnx and onnxruntime.
 """
 
 from collections.abc import Callable
@@ -53,7 +53,7 @@ Embed = Callable[[list[str]], np.ndarray]
 
 
 def _texts(kind: str) -> list[str]:
-  """Returns the short or long texts, chosen evenly."""
+  """Returns random sentences ('short'), or texts of `_WORDS` words in order ('long')."""
   sentences, needed = [], _SHORT.value if kind == 'short' else 20 * _LONG.value
   for path in sorted(glob.glob(_TEXT.value)):
     with (gzip.open if path.endswith('.gz') else open)(path, 'rt', encoding='utf-8') as file:
@@ -216,7 +216,7 @@ def _measure(kind: str, folder: str):
 
 
 def main(_):
-  """Prints texts per second, their ratio, and the smallest cosine of two vectors."""
+  """Prints texts per second, their ratio, and the smallest cosine with the first side."""
   if _SIDE.value:
     _serve()
     return

@@ -4,8 +4,8 @@
 
 The run has its own environment, and its time includes the install and the filled masks.
 WORKDIR (runs/local) must be new. The command replaces the figures in README.md,
-docs/results.md and configs/tiny.py, and the plot docs/tiny_curves.png, whose metadata has
-the last line of its run. `tests/test_local.py` compares all of them.
+docs/results.md and configs/tiny.py, and the plot docs/tiny_curves.png. The metadata of
+the plot has the line of the last evaluation. `tests/test_local.py` compares all of them.
 """
 
 import os
@@ -21,15 +21,15 @@ from PIL import Image, PngImagePlugin
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PICTURE = 'docs/tiny_curves.png'
-_KEY = 'held out'  # of the picture's own text
+_KEY = 'held out'  # of that line in the metadata of the plot
 
 
 class Figures(NamedTuple):
   """The figures of a run."""
 
   cores: int
-  minutes: int  # of all
-  install: int  # minutes of them
+  minutes: int  # for the whole command
+  install: int  # minutes for the install alone
   held_out: str  # the line of its last evaluation
   answers: str  # filled masks, and whether sentences follow
 
@@ -97,7 +97,7 @@ def write(figures: Figures, curves: pathlib.Path, root: pathlib.Path):
 
 
 def main(argv: list[str]):
-  """Runs, and writes."""
+  """Runs the script and updates the files."""
   workdir = pathlib.Path(argv[1] if len(argv) > 1 else 'runs/local').resolve()
   if workdir.exists():
     raise SystemExit(f'{workdir} is there already: its time would not be that of a whole run')

@@ -32,7 +32,7 @@ _LONGEST = 510  # tokens without [CLS] and [SEP]
 
 
 def _write(path: epath.Path, source: str, count: int):
-  """Draws long reviews, half of each label."""
+  """Writes `count` random long reviews, half of them for each label."""
   tokenizer = load_lib.load(_MODEL.value).tokenizer
   rows = [(row['label'], row['text'].replace('<br />', ' '))
           for row in table.read(source, 'auto', '')]

@@ -4,9 +4,9 @@
 
 The run is `bert_jax.main` from its start to its end: compilation (unless it is cached
 from an earlier run), rows, logging, a checkpoint after each quarter, and an evaluation.
-The text is tokenized before. At each line of its log the run is paused, and the bare step
-makes a turn on the same rows, so both sides see the same machine load. Prints their
-ratio.
+The text is tokenized beforehand. At each log line, the run is paused, and a process that
+makes only steps takes a turn on rows of the same records. So both sides see the same
+machine load. Prints their ratio.
 """
 
 import json
@@ -25,7 +25,7 @@ _TEXT = flags.DEFINE_string('text', None, 'Glob of text files.', required=True)
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder for the runs.', required=True)
 _SIZE = flags.DEFINE_string('size', 'small', 'Name of a config of a published size.')
 _STEPS = flags.DEFINE_integer('steps', 1000, 'Of the run; a checkpoint after each quarter.')
-_LINES, _ALONE = 20, 2  # of the run; the bare steps take a turn at each
+_LINES, _ALONE = 20, 2  # log lines of the run, and timed steps alone at each line
 
 
 def _run(workdir: epath.Path, records: epath.Path, alone: turns.Side) -> float:

@@ -2,9 +2,9 @@
 
   python -m benchmarks.minimal_pairs --model=MODEL --pairs='blimp/*.jsonl.gz'
 
-MODEL is a Hugging Face folder with a masked-LM head. The loop runs the masked copies of
-one sentence as one batch, as scripts for BLiMP do. Both sides score the same pairs in
-turns, and the medians count. Needs torch and transformers.
+MODEL is a Hugging Face folder with a masked-LM head. The transformers side runs the
+masked copies of one sentence as one batch, as scripts for BLiMP do. Both sides score the
+same pairs in turns, and the medians count. Needs torch and transformers.
 """
 
 import time
@@ -25,7 +25,7 @@ _ROUNDS = flags.DEFINE_integer('rounds', 5, 'Turns of each side.')
 
 
 class _Torch:
-  """The loop."""
+  """The transformers side: a loop over sentences."""
 
   def __init__(self, folder: str):
     self._tokenizer = transformers.AutoTokenizer.from_pretrained(folder)

@@ -2,12 +2,13 @@
 
   python -m benchmarks.negatives --records=DIR --sst2=SST-2 --workdir=runs/negatives
 
-All sides of `data.negatives` continue from one model, configs/tiny.py trained with masked
-LM alone, for the same number of steps. The table shows how well a rule guesses the labels
-from style alone (the counts of punctuation marks, capitals and digits in A and in B, and
-their lengths). It also shows the NSP accuracy of each side on held-out rows with the same
-negatives and with similar_style, and its accuracy on SST-2 after one epoch. Capitals need
-records with a cased vocabulary: `prepare --nolowercase`. The same command resumes.
+Each side is a value of `data.negatives`. All sides continue from one model
+(configs/tiny.py trained with masked LM alone) for the same number of steps. The table
+shows how well a rule guesses the labels from style alone (the counts of punctuation
+marks, capitals and digits in A and in B, and their lengths). It also shows the NSP
+accuracy of each side on held-out rows with the same negatives and with similar_style, and
+its accuracy on SST-2 after one epoch. Capitals need records with a cased vocabulary:
+`prepare --nolowercase`. The same command resumes.
 """
 
 import json

@@ -44,7 +44,7 @@ _TOKENS = flags.DEFINE_integer('tokens', 10_000_000, 'Real tokens of each run.')
 _SEEDS = flags.DEFINE_integer('seeds', 3, 'Runs of each side.')
 _START_STEPS = 2000  # of the shared first part, on the rows of configs/tiny.py
 _LENGTH, _ROWS = 128, 32  # tokens in a row, and packed rows in a step
-_LONG = 0.8  # fraction of a row that a pair of the evaluation fills at least
+_LONG = 0.8  # a pair of the evaluation fills at least this fraction of its row
 # (packed, fraction of short pairs)
 _SIDES = {'packed': (True, 0.1), 'unpacked': (False, 0.1), 'packed, half short': (True, 0.5)}
 

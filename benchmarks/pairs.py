@@ -5,8 +5,8 @@
 Two rules that know no language guess the label of each labeled pair. One sees sentence
 bounds, lengths, and the first and last characters of A and B. The other sees style: the
 counts of punctuation marks, capitals and digits in A and in B. Each rule (boosted trees)
-is fitted to half of an epoch's pairs and scored on the other half. A score of 0.5 means
-that these features leak nothing. Capitals need a cased vocabulary.
+is fitted to half of an epoch's pairs (at most 40,000) and scored on the other half. A
+score of 0.5 means that these features leak nothing. Capitals need a cased vocabulary.
 """
 
 from collections.abc import Sequence
@@ -79,7 +79,7 @@ def accuracy_of_rule(x: np.ndarray, label: np.ndarray,
   """Returns the accuracy of the best rule on pairs that it was not fitted to.
 
   Args:
-    x: [N, features], from `features` or `style`.
+    x: [N, features], from `features` or `style_features`.
     label: [N].
     categorical: the indices of the categorical features.
   """

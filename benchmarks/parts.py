@@ -2,8 +2,8 @@
 
   python -m benchmarks.parts runs/record/parts runs/record/model
 
-joins the parts that `benchmarks.record` wrote to a checkpoint of bert_jax, which has the
-values of the model rounded to bfloat16.
+This command joins the parts from `benchmarks.record`. The result is a checkpoint of
+bert_jax, with the parameters of the model rounded to bfloat16.
 """
 
 import collections

@@ -120,7 +120,7 @@ def _flax(rows: dict[str, np.ndarray]):
 def _keras(rows: dict[str, np.ndarray]):
   """KerasHub's masked LM (it has no sentence pairs), at gathered positions.
 
-  Keras reads the loss of each step.
+  Keras fetches the loss after each step.
   """
   os.environ.update(KERAS_BACKEND='jax', TF_CPP_MIN_LOG_LEVEL='3')
   import keras
@@ -152,7 +152,7 @@ def _keras(rows: dict[str, np.ndarray]):
 
 
 def _batches(rows: dict[str, np.ndarray]) -> list[dict[str, np.ndarray]]:
-  """Yields the arrays [steps, B, ...] step by step."""
+  """Splits the arrays [steps, B, ...] into the batches of the steps, [B, ...]."""
   return [{name: x[i] for name, x in rows.items()} for i in range(len(rows['ids']))]
 
 

@@ -31,8 +31,8 @@ _MINUTES = flags.DEFINE_float('minutes', 30, 'Of training, for each side.')
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder for the runs.', required=True)
 _SIDES = flags.DEFINE_list('sides', ['pytorch', 'bert', 'speedrun'], 'Some of the sides.')
 
-_POINTS = 10  # of each line of the picture
-# The panels of the picture: label and format of the numbers.
+_POINTS = 10  # on each curve of the plot
+# The panels of the plot: label and format of the numbers.
 _LOSS = 'masked-LM loss of held-out text, nat a token', '.2f'
 _CORRECT = 'minimal pairs in the right order, %', '.1f'
 _TITLES = {'pytorch': 'PyTorch BERT (transformers)', 'bert': 'bert_jax, BERT',
@@ -44,7 +44,7 @@ _BERT = {'train_steps': 0, 'phases': '()', 'max_len': 128, 'batch_size': 32,
          'data.sequences': 'full_sentences', 'model.dropout': 0.0, 'model.attention_dropout': 0.0,
          'model.initializer_range': 0.08, 'model.scan_unroll': 4, 'optimizer.learning_rate': 5e-4,
          'optimizer.warmup_steps': 0, 'optimizer.warmup_ratio': 0.1}
-_CHECKPOINTS = {'checkpoint_every': 50, 'keep_checkpoints': 10_000}  # points of the picture
+_CHECKPOINTS = {'checkpoint_every': 50, 'keep_checkpoints': 10_000}  # points of the plot
 
 
 def _train(side: str, home: pathlib.Path):

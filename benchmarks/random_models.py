@@ -1,4 +1,4 @@
-"""Writes random models of published sizes, for the speed on a machine without a network.
+"""Writes random models of published sizes, to measure speed without a network.
 
   python -m benchmarks.random_models --vocab=records/wiki/tokenizer/vocab.txt --output=runs/random
 

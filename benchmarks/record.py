@@ -1,19 +1,19 @@
-"""Trains configs/speedrun.py for a record, scores it, and keeps all that others compare.
+"""Trains configs/speedrun.py for a record, scores it, and keeps its figures and parameters.
 
 On two CPU cores, for 120 minutes:
 
   python -m benchmarks.record --records=runs/speedrun/records --held_out='held_out/*.txt' \\
       --pairs='blimp/*.jsonl' --minutes=120 --seed=0 --output=runs/record
 
-On a card, four times the rows and ten passes over the words; `passes` in the record says
-how many a number of steps makes:
+On a GPU, with four times the rows in a step and ten passes over the words (`passes` in
+record.json has the number of passes):
 
   python -m benchmarks.record --records=runs/speedrun/records --held_out='held_out/*.txt' \\
       --pairs='blimp/*.jsonl' --steps=1980 --seed=0 --output=runs/record \\
       --fields='phases=((8,64,2048),(2,128,1024))'
 
-OUTPUT/record.json has all that identifies the run: command, commit, machine, versions,
-steps, tokens, minutes, scores, and the SHA-256 of parameters and log.
+OUTPUT/record.json identifies the run: command, commit, machine, versions, steps, tokens,
+minutes, scores, and the SHA-256 of parameters and log.
 docs/checkpoints.json lists the published records in this form, with their dates.
 OUTPUT/run is the workdir, with the curve of the loss in metrics.jsonl; OUTPUT/parts has the
 parameters in bfloat16 (`benchmarks.parts`). The same command resumes.
@@ -43,7 +43,7 @@ _FIELDS = flags.DEFINE_multi_string('fields', [], 'FIELD=VALUE of the config; ma
 
 
 def _machine() -> str:
-  # Only now: the process of the training run needs the device.
+  # Start JAX only here, after the training: the process that trains needs the device.
   import jax
 
   from bert_jax.runtime import host

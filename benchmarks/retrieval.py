@@ -5,14 +5,14 @@
 
 A question is a query, and its paragraph is the only relevant document. Other paragraphs
 of the same article are negatives. The corpus has all paragraphs of the development file.
-Both sides fine-tune an embedder (contrastive loss within the batch and with one negative),
-a model of late interaction (the same examples and loss, the same new projection) and a
-cross-encoder (binary cross-entropy over a paragraph and three negatives), for the same
-steps on the same examples. `bert_jax.evaluate` scores both: NDCG@10 of the search before
-and after fine-tuning, and of its best 100 documents in the order of the cross-encoder.
-Seconds cover the whole training, including imports, reading and compilation. --seeds trains
-all of it several times, --kinds only a part. The same command resumes. Needs torch and
-sentence-transformers.
+Both sides fine-tune an embedder (contrastive loss within the batch and with one
+negative), a model of late interaction (the same examples and loss, the same new
+projection) and a cross-encoder (binary cross-entropy over a paragraph and three
+negatives), for the same steps on the same examples. `bert_jax.evaluate` scores both:
+NDCG@10 of the search before and after fine-tuning, and of its best 100 documents in the
+order of the cross-encoder. Seconds cover the whole training, including imports, reading
+and compilation. --seeds repeats all trainings, and --kinds selects the models. The same
+command resumes. Needs torch and sentence-transformers.
 """
 
 from collections.abc import Iterator
@@ -54,7 +54,7 @@ _RATE, _LENGTH = 5e-5, 128
 
 
 def _articles(path: str) -> list[list[tuple[str, list[str]]]]:
-  """Returns (paragraph, its questions) for each article with enough paragraphs."""
+  """Returns the articles with enough paragraphs: lists of (paragraph, its questions)."""
   articles = [[(paragraph['context'], [qa['question'] for qa in paragraph['qas']])
                for paragraph in article['paragraphs']]
               for article in json.loads(table.read_text(path))['data']]
@@ -62,7 +62,7 @@ def _articles(path: str) -> list[list[tuple[str, list[str]]]]:
 
 
 def _examples(rng: np.random.Generator, count: int) -> Iterator[dict[str, Any]]:
-  """Returns questions with their paragraph and three others of the article, shuffled."""
+  """Yields questions in random order, with their paragraph and three of its article."""
   pairs = [(article, i, question) for article in _articles(_TRAIN.value)
            for i, (_, questions) in enumerate(article) for question in questions]
   for number in rng.permutation(len(pairs))[:count]:

@@ -2,7 +2,7 @@
 
   python -m benchmarks.train_steps --run=run.json
 
-run.json has the argument of `make_job`.
+run.json has the argument `run` of `make_job`.
 """
 
 import collections
@@ -64,7 +64,7 @@ def modules(folder: pathlib.Path, program: str) -> list[str]:
     for plane in jax.profiler.ProfileData.from_file(str(path)).planes:
       for line in plane.lines:
         for event in line.events:
-          # Within a CUDA graph, the operation is the graph, and the kernel has the name.
+          # Within a CUDA graph, `hlo_op` names the graph, and the event names the kernel.
           names = [value for key, value in event.stats if key == 'hlo_op'] + [event.name]
           known = [instructions[x] for x in map(_kernel_name, names) if x in instructions]
           if known:

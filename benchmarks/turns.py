@@ -38,7 +38,7 @@ def _lock(mode: int):
 
 
 def busy():
-  """Tells the other benchmarks to wait with their measurements, until this process ends."""
+  """Makes the other benchmarks wait before they measure, until this process ends."""
   _lock(fcntl.LOCK_SH)
 
 
@@ -70,7 +70,7 @@ def serve(step: Callable[[int], Any], versions: str, warm: int = 0,
   A line has two numbers: steps that are not timed, then steps that are.
 
   Args:
-    step: makes a step with a number, and returns its loss, which `float` reads.
+    step: makes the step with the given number, and returns its loss for `float`.
     versions: library names and versions.
     warm: more steps before the first turn: PyTorch compiles again for another shape.
     runs_ahead: whether only the last loss of a turn is read, as in a training loop on an
@@ -111,7 +111,7 @@ class Side:
   """
 
   def __init__(self, command: list[str], tokens: float, **env: str):
-    """Starts the process; `tokens` counts a step, `env` is added to the environment."""
+    """Starts the process: a step has `tokens` tokens, `env` is added to the environment."""
     self._process = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         env=os.environ | env | {_STARTED: str(time.time())})
@@ -144,7 +144,7 @@ class Side:
 
   @property
   def tokens_per_second(self) -> float:
-    """Real ones."""
+    """Real tokens per second, without padding."""
     return self._tokens / self.median
 
   def kill(self):

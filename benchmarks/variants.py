@@ -5,12 +5,12 @@ import dataclasses
 import statistics
 from typing import Any
 
-_ROWS = 16  # of 128 tokens in a step of the recipe, or twice as many of 64
+_ROWS = 16  # rows of 128 tokens in a step of the recipe; twice as many rows of 64
 RECIPE = 'recipe'
 
 
 def _causal(rows: float, steps: float) -> dict[str, float]:
-  """A share of causal rows in the first share of the steps."""
+  """The share `rows` of the rows is causal in the first share `steps` of the steps."""
   return {'masking.causal_rows': rows, 'masking.causal_steps': steps}
 
 

@@ -24,8 +24,8 @@ def from_pretrained(directory: str, step: int | None = None,
     directory: a workdir, a checkpoint of bert_jax, a Hugging Face folder or hub name.
     step: the step of a checkpoint in a workdir; None = the best one, else the newest.
     allow_older: if this checkpoint is damaged, take the next intact one.
-    dtype: of the products: float32, bfloat16, or auto = bfloat16 where the device is
-      fastest with it; None = as the model was trained, float32 for published ones.
+    dtype: the dtype of matrix products: float32, bfloat16, or auto = bfloat16 if the
+      device is fastest with it; None = the model's own, float32 for published models.
 
   Raises:
     UserError: `directory` has no intact model.
@@ -41,7 +41,7 @@ def train(config: str | ConfigDict, workdir: str,
   Args:
     config: the name of a config of bert_jax ('tiny'), a config file, or a config.
     workdir: a folder, local or gs://.
-    fields: other values of fields of the config: {'optimizer.learning_rate': 1e-4}. As on
+    fields: new values for fields of the config: {'optimizer.learning_rate': 1e-4}. As on
       the command line, each must have an effect.
 
   Raises:

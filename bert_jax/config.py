@@ -73,7 +73,7 @@ bert_config = architectures.make_config  # from the group `model`
 
 
 def special_rows(config: ConfigDict) -> str:
-  """Returns what few attention kernels compute in the rows of a run; '' = nothing."""
+  """Returns a property of a run's rows that few attention kernels support; '' = none."""
   if config.task == 'pretrain':
     return attention_kernels.CAUSAL if config.masking.causal_rows else ''
   return attention_kernels.HIDDEN if config.data.get('query_expansion') in HIDING else ''

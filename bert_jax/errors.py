@@ -4,6 +4,7 @@
   2   a user error: a retry never helps, and nothing was lost or overwritten
   75  stopped by SIGTERM with everything saved: run the same command to resume
   130 interrupted by Ctrl-C
+  141 the reader of the output ended, as in `... | head`
   1   any other failure (a full disk, a dead host, a bug): worth a retry
 """
 
@@ -13,7 +14,7 @@ EXIT_FAILED = 1
 EXIT_MISTAKE = 2
 EXIT_PREEMPTED = 75
 EXIT_INTERRUPTED = 130  # by Ctrl-C, as in shells
-EXIT_CLOSED = 141  # the reader of the output ended: by SIGPIPE, as in shells
+EXIT_CLOSED = 141  # what shells report for SIGPIPE: the reader of the output ended
 
 
 class UserError(Exception):

@@ -5,7 +5,7 @@
   mteb.evaluate(Encoder('runs/embedder'), mteb.get_tasks(tasks=['STS12', 'NFCorpus']))
 
 It needs `pip install mteb`, which installs torch. The encoder embeds texts as
-`Bert.embed`, with the pooling, prompts and longest input of the model.
+`Bert.embed` does, with the pooling, prompts and longest input of the model.
 """
 
 from typing import Any
@@ -26,7 +26,11 @@ class Encoder(AbsEncoder):
 
   def __init__(self, model: str | Bert, revision: str | None = None,
                device: str | None = None, **_: Any):
-    """Loads a model; `revision` and `device` are of mteb's interface and not used."""
+    """Loads a model.
+
+    mteb's interface has the other arguments: `revision` is only recorded, and `device` is
+    ignored.
+    """
     self.bert = load(model) if isinstance(model, str) else model
     own = self.bert.dense
     self.model_prompts = dict(own.prompts)
@@ -38,7 +42,7 @@ class Encoder(AbsEncoder):
         'similarity_fn_name': ScoringFunction(own.similarity)})
 
   def prompt(self, task_metadata: Any, prompt_type: PromptType | None) -> str | None:
-    """Returns the name of the prompt of a task, by mteb's and then the model's names."""
+    """Returns the name of a task's prompt: by mteb's rules, else by the model's names."""
     name = get_prompt_name(self.model_prompts, task_metadata, prompt_type)
     return name or self.bert.dense.first_prompt(_OF_TYPE.get(prompt_type, ()))
 

@@ -49,11 +49,11 @@ _STRICT = flags.DEFINE_bool(
     'End with status 2 at the first line without an answer. By default its answer is '
     '{"error": ...}, and the command ends with status 1 after all other lines.')
 
-# {flag: the tasks that use it}
 _DTYPE = flags.DEFINE_string(
     'dtype', None,
     'Of the products: float32, bfloat16, or auto, which is bfloat16 where the device is '
     "fastest with it; by default the model's own.")
+# {flag: the tasks that use it}
 _USED_BY = dict.fromkeys(('pooling', 'normalize', 'layers', 'max_len', 'dim',
                          'precision'), ('embed',)) | {
     'prompt': ('embed', 'late_interaction', 'reranking', 'sequence_classification',

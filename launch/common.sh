@@ -47,7 +47,7 @@ parse() {
         local key="${1#--}" value=true
         if [[ "$key" == *=* ]]; then value="${key#*=}"; key="${key%%=*}"; fi
         [ -n "${OPTIONS[$key]+known}" ] || fail "unknown option --$key: use --dry-run ${!OPTIONS[*]}"
-        # The scripts ask whether such an option is true: `yes` would silently count as false.
+        # A script treats every other value of such an option as false: `yes` would be ignored.
         case "${OPTIONS[$key]}:$value" in
           *:true | *:false) ;;
           true:* | false:*) fail "--$key=$value: give true or false" ;;

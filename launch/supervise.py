@@ -94,7 +94,7 @@ class Supervisor:
       seconds = pause * 2 ** (failures - 1)
       _say(f'the run failed {where} with status {status}: '
            f'started again in {seconds:.0f} s')
-      # Short sleeps, because a sleep goes on after SIGTERM. (An Event can deadlock if its
+      # Short sleeps, because SIGTERM does not end a sleep. (An Event can deadlock if its
       # own thread sets it in a signal handler.)
       until = time.monotonic() + seconds
       while not self._terminated and time.monotonic() < until:

@@ -164,8 +164,8 @@ def _lower_is_better(workdir: pathlib.Path, metric: str) -> bool:
     description = json.loads(path.read_text())
     if 'best_is_lowest' in description:
       return description['best_is_lowest']
-  # Without keep_best there is no kept checkpoint, and the loss ranks the runs. The
-  # checkpoints of older versions do not record it, so the name of the score decides.
+  # Without keep_best there is no kept checkpoint, and the loss ranks the runs. Checkpoints
+  # of older versions do not record the direction. The name of the score decides for both.
   return metric.endswith(('loss', 'error'))
 
 

@@ -12,14 +12,14 @@ usable() { # command; succeeds if it is a new enough Python with the venv module
   "$1" -c 'import ensurepip, sys; sys.exit(sys.version_info < (3, 11))' 2> /dev/null
 }
 
-# An environment of uv has no pip.
+# An environment that uv made has no pip.
 if ! "$VENV/bin/python" -m pip --version > /dev/null 2>&1 &&
   ! "$VENV/bin/python" -m ensurepip > /dev/null 2>&1; then
   if [ -n "${PYTHON:-}" ]; then names=("$PYTHON"); else
     names=(python3.13 python3.12 python3.11 python3)
   fi
   for name in "${names[@]}"; do
-    # pyenv has 3.13 in versions/3.13.0, where the PATH does not lead.
+    # pyenv keeps 3.13 in versions/3.13.0, which is not on the PATH.
     for python in "$name" "${PYENV_ROOT:-${HOME:-}/.pyenv}/versions/${name#python}".*/bin/python; do
       if usable "$python"; then break 2; fi
     done

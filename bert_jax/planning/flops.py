@@ -1,4 +1,4 @@
-"""Counts the FLOPs of a compiled program from its text, for compilers that do not."""
+"""Counts the FLOPs of a compiled program from its text, if the compiler does not."""
 
 import math
 import re
@@ -14,7 +14,7 @@ def _shape(x: hlo.Instruction) -> list[int]:
 
 
 def products(text: str) -> float:
-  """FLOPs of all matrix products of a program, also in fusions and in loops.
+  """FLOPs of all matrix products of a program, including fusions and loops.
 
   A multiply-add counts 2. Products in kernels, such as attention, are not in the text.
   """

@@ -86,10 +86,10 @@ class Figures(NamedTuple):
   """
 
   memory: dict[str, int] | None = None  # bytes by kind; None = rejected by the compiler
-  missing: float = 0.0  # bytes by which it does not fit
+  missing: float = 0.0  # bytes that a device lacks; 0 = it fits
   seconds: float = 0.0  # compile time
   flops: float = 0.0
-  # Only the training step of the run's own model has the rest.
+  # Only for the training step of the run's own model:
   operations: Sequence[Operation] = ()
   of_products: float = 0.0  # bytes that matrix products move
   collectives: Sequence[Collective] = ()

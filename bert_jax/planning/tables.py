@@ -95,7 +95,7 @@ def weak_scaling(e: Estimate) -> str:
 
 def operations(e: Estimate) -> str:
   """A table of the operations with the most memory traffic, and their modules."""
-  # Only the TPU compiler expects cycles.
+  # Only the TPU compiler estimates cycles.
   all_cycles = sum(x.cycles for x in e.operations)
   rows = [['traffic', 'share', *(['cycles'] if all_cycles else []), 'part of the step',
            'module', 'operation', 'instructions']]

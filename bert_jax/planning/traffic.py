@@ -16,9 +16,9 @@ _SLICES = ('dynamic-slice', 'slice', 'gather')
 _FREE = ('parameter', 'constant', 'tuple', 'get-tuple-element', 'bitcast', 'iota',
          'after-all', 'conditional', 'opt-barrier', 'partition-id', 'replica-id',
          'call-update')
-# On a GPU a fusion may run beside others, from its start to its done.
+# On a GPU a fusion may run beside others, from its `-start` to its `-done`.
 _FUSIONS = ('fusion', 'fusion-start')
-_VIEWS = ('bitcast', 'convert', 'copy')  # around an update in place, which they are part of
+_VIEWS = ('bitcast', 'convert', 'copy')  # they may wrap an update in place
 # Moves between the two memories of a TPU.
 _MOVES = ('copy-start', 'slice-start', 'dynamic-slice-start')
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
@@ -118,7 +118,7 @@ def _written(module: hlo.Module, inside: dict[str, Instruction], x: Instruction
     root = next(y for y in within.values() if y.is_root)
     roots = ([within[name] for name in root.operands] if root.opcode == 'tuple'
              else [root])
-  # The result of a start also has the operands.
+  # The result of a fusion-start also contains the operands.
   if x.opcode == 'fusion-start':
     arrays = [array for root in roots for array in hlo.arrays(root.result)]
   # The result has nested tuples: take its arrays as they are.

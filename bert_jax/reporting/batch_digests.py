@@ -1,4 +1,4 @@
-"""Digests of batches on the host: equal digests mean equal rows, on any processes."""
+"""Digests of batches on the host: equal digests mean equal rows, however split."""
 
 import collections
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ import numpy as np
 
 
 def batch_digest(batch: Any) -> int:
-  """The sum of the hashes of a batch's rows, which contain their row numbers.
+  """The sum of the hashes of a batch's rows; each row contains its row number.
 
   The batch is a tree of host arrays [B, ...], the share of one process; arrays of equal B
   are hashed together.

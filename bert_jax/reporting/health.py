@@ -120,7 +120,7 @@ def _about_learning(scores: Mapping[str, float | None]) -> Warnings:
   pairs, accuracy = next(((name.removesuffix('_accuracy').upper(), scores[name])
                           for name in ('nsp_accuracy', 'sop_accuracy')
                           if scores.get(name) is not None), ('', 1.0))
-  # Leaving the entropy of the token frequencies is the first sign of learning.
+  # A loss below the entropy of the token frequencies is the first sign of learning.
   if loss > guessing - _LEARNED_NATS:
     but = f' (while {pairs} learns)' if pairs and accuracy > _CHANCE else ''
     yield (

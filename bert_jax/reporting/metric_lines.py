@@ -38,7 +38,7 @@ class Line:
 
   def values(self, *, loss_weights: Mapping[str, float], learning_rate: float,
              flops: float, peak_flops: float | None) -> dict[str, Any]:
-    """The line as metrics.jsonl has it, after `MetricLines.fetch`.
+    """The content of the line in metrics.jsonl; only for lines from `MetricLines.fetch`.
 
     Args:
       loss_weights: weight in the total loss of each metric that is a loss.

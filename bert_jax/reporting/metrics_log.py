@@ -33,7 +33,7 @@ def read_metrics(path: epath.Path) -> list[dict[str, Any]]:
 
 
 def is_evaluated(workdir: epath.Path, step: int) -> bool:
-  """True if metrics.jsonl has the evaluation after `step`; a collective."""
+  """True if metrics.jsonl has the evaluation after `step`; all processes must call it."""
   # Only the first process has the file.
   return processes.anywhere(not jax.process_index() and any(
       line['step'] == step and any(name.startswith('eval_') for name in line)
@@ -52,14 +52,14 @@ def _rows(path: epath.Path) -> list[trackers_lib.Row]:
 
 
 def is_recorded(workdir: epath.Path, trackers: Sequence[str]) -> bool:
-  """True if the trackers have all of metrics.jsonl; a collective."""
+  """True if the trackers have all of metrics.jsonl; all processes must call it."""
   rows = _rows(workdir / 'metrics.jsonl')
   return not processes.anywhere(not jax.process_index() and not all(
       trackers_lib.ALL[name].is_complete(workdir, rows) for name in trackers))
 
 
 def truncate_metrics(path: epath.Path, step: int):
-  """Cuts metrics.jsonl to the complete lines up to `step`: later steps are repeated."""
+  """Cuts metrics.jsonl to the complete lines up to `step`: the run repeats the rest."""
   if path.exists():
     storage.write_whole(path, ''.join(
         json.dumps(line) + '\n' for line in read_metrics(path) if line['step'] <= step))
@@ -112,7 +112,7 @@ class MetricsLog:
     shown = {name: _decimal(value) for name, value in metrics.items()
              if name.endswith(('loss', 'accuracy'))}
     shown['tokens/s'] = f'{speed:,.0f}' if speed else '-'
-    # The bar has room for two. The lines of evaluations have the others.
+    # The bar has room for two values. The lines of evaluations show the other scores.
     in_bar = {name: shown[name] for name in ('loss', 'tokens/s') if name in shown}
     bar = self._bar
     bar.set_postfix(in_bar, refresh=False)

@@ -25,13 +25,13 @@ def check(steps: Sequence[int]):
 
 
 class Profiler:
-  """Traces steps from the first to the last of a pair, counted from 1; () = no trace.
+  """Traces the steps from `steps[0]` to `steps[1]`, counted from 1; () = no trace.
 
-  A run that resumes after the first of them says that it traces nothing.
+  A run that resumes after the first of these steps traces nothing, and says so.
   """
 
   def __init__(self, steps: Sequence[int], folder: epath.Path, done: int = 0):
-    """`done` is the number of steps that the run did before."""
+    """`done` is the number of steps that the run has already made."""
     self._first, self._last = steps or (None, None)
     if steps and steps[0] <= done:
       print_summary([('note', f'profile_steps={tuple(steps)}: nothing is traced, {done} '

@@ -25,7 +25,7 @@ from bert_jax.tasks.task import Task, TaskData
 
 
 class _Silent:
-  """The log of all processes but the first, which alone writes."""
+  """The log of every process except the first: it writes nothing."""
 
   train = evaluation = close = staticmethod(lambda *_: None)
 
@@ -64,7 +64,7 @@ class Reporter:
             trackers.start, config.trackers, config.to_dict(), workdir.path.name))
     self._compiled: set[tuple] = set()  # the shapes of batches whose program is compiled
     self.waiting_for_rows = self._lines.waiting_for_rows  # a context manager
-    # To be called after a pause between two steps: no line counts its time.
+    # Call this after a pause between two steps, so that no line counts the pause.
     self.restart_clock = self._lines.start_clock
 
   def before_step(self, step: int, batch: Any):

@@ -152,7 +152,7 @@ class WeightsAndBiases(Tracker):
   def _begin(self, config: dict[str, Any], name: str, workdir: epath.Path) -> Any:
     wandb = self._wandb
     try:
-      # Its lines would mix with ours; its warnings stay.
+      # W&B's own lines would mix with ours. Its warnings stay.
       settings = wandb.setup(wandb.Settings(quiet=True, show_info=False)).settings
       is_offline = settings.mode in ('offline', 'dryrun')
       if not is_offline and settings.mode != 'disabled':

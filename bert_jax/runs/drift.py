@@ -31,7 +31,7 @@ class Change(NamedTuple):
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
   """The fields whose values in two configs differ."""
-  # run.json has lists for tuples, so `now` goes through JSON, too.
+  # JSON turned the tuples of `before` into lists, so `now` takes the same path.
   old = traverse_util.flatten_dict(before, sep='.')
   new = traverse_util.flatten_dict(json.loads(json.dumps(now)), sep='.')
   old = {_MOVED.get(name, name): value for name, value in old.items()}

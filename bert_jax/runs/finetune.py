@@ -32,10 +32,11 @@ def _best(config: FrozenConfigDict, data: FineTuningData) -> str:
 
 def make_job(config: FrozenConfigDict, model: Pretrained | None, mesh: Mesh,
              workdir: epath.Path) -> Job:
-  """Reads the examples and builds the task; `Job.fields` follow from an epoch's steps.
+  """Reads the examples and builds the task.
 
-  `model` is the initial model; None = the run resumes its own checkpoint. Raises
-  UserError for a mistake in the config or the data.
+  `Job.fields` has the fields that depend on the data. `model` is the initial model;
+  None = the run resumes its own checkpoint. Raises UserError for a mistake in the config
+  or the data.
   """
   if model:
     initial.check_sizes(config, model)

@@ -38,7 +38,7 @@ class Asked(NamedTuple):
 
   config: FrozenConfigDict  # fitted to the length on the command line
   given: Mapping[str, Any]  # fields of the command line, with their config file values
-  planned_steps: int  # in the config file; 0 = it gives another length
+  planned_steps: int  # in the config file; 0 = the file gives epochs or minutes
   notes: Sequence[str]  # for the user
 
 

@@ -1,7 +1,8 @@
-"""How many layers each step of the scan takes, where a config leaves it open.
+"""Chooses model.scan_unroll, the layers in each iteration of the scan, if it is not set.
 
-A GPU copies every activation that a scan keeps into a stack and back: a quarter of the
-time of a step. Without a loop it has no stack, but compiles for about a minute.
+On a GPU, a scan copies every activation that it saves into a stacked array and back. This
+takes a quarter of a training step. Without a scan there is no stacked array, but the step
+compiles for about a minute.
 """
 
 from collections.abc import Iterable
@@ -22,11 +23,11 @@ from bert_jax.training.job import Job
 # BERT-base compiles in 45 to 55 seconds without a loop, BERT-large in 75 to 85.
 _LONG = 5 * 60.0  # seconds; a shorter run keeps the scan
 _SHARE_OF_PEAK = 0.4  # of the chip's FLOP/s, in a training step
-_OF_FINE_TUNING = 12  # layers, on a CPU or TPU: faster steps for a few more seconds
+_OF_FINE_TUNING = 12  # layers, on a CPU or TPU: faster steps, seconds more to compile
 
 
 def seconds(task: Task, phases: Iterable[Phase], mesh: Mesh) -> float:
-  """About how long a run takes on known chips; infinite on others."""
+  """The approximate duration of a run on known chips; infinite on others."""
   devices = list(mesh.devices.flat)
   chip = chip_figures.chip_of(devices)
   if chip is None:

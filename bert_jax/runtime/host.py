@@ -78,11 +78,12 @@ def keep_freed_memory():
 
 
 class FreedMemory:
-  """Returns freed memory to the kernel when it exceeds a step's need by a quarter.
+  """Returns freed memory to the kernel once the process exceeds a limit.
 
-  Freed blocks of gigabytes fragment the heap: without a limit, a run held 12 GB while it
-  used 4 GB. If later steps need more memory, each release makes the next step slow, so
-  the limit grows until releases are rare.
+  The limit is at first 1.25 times the peak memory of the first steps. Freed blocks of
+  gigabytes fragment the heap: without a limit, a run held 12 GB while it used 4 GB. If
+  later steps need more memory, each release makes the next step slow, so the limit grows
+  until releases are rare.
   """
 
   def __init__(self):

@@ -18,7 +18,7 @@ from bert_jax.errors import UserError
 from bert_jax.runtime import console, host
 
 PLATFORMS = ('auto', 'cpu', 'gpu', 'tpu')
-GPU = ('gpu', 'cuda')  # names of the platform: of devices here, and of devices of a plan
+GPU = ('gpu', 'cuda')  # platform names of local devices and of the devices of a plan
 # The lowest compute capability of a GPU that multiplies bfloat16, and that runs the
 # kernels of Triton (Ampere, 2020). Colab's free T4 has 7.5.
 OF_BFLOAT16 = 8.0
@@ -36,7 +36,7 @@ _DRIVERS = {
 
 
 def _driver_trouble() -> str:
-  """Explains that the NVIDIA driver is too old for JAX; '' = it is not known to be."""
+  """Explains that the NVIDIA driver is too old for JAX; '' = new enough, or unknown."""
   match = _NVIDIA.exists() and re.search(r'\s(\d+)\.[\d.]+', _NVIDIA.read_text())
   for plugin, (oldest, advice) in _DRIVERS.items():
     if match and importlib.util.find_spec(plugin) and int(match[1]) < oldest:
@@ -71,7 +71,7 @@ def select_platform(platform: str):
 def compute_capability() -> float:
   """The compute capability of this machine's GPUs, such as 9.0; infinite without one.
 
-  Without a GPU, a program for GPUs belongs to a plan, which knows only newer ones.
+  Without a GPU, only a plan compiles programs for GPUs, and it knows only newer GPUs.
   """
   if jax.default_backend() != 'gpu':
     return math.inf
@@ -82,7 +82,7 @@ def triton_obstacle() -> str:
   """Why the GPUs of a program cannot run Triton kernels; '' if they can."""
   if compute_capability() < OF_BFLOAT16:
     return f'compute capability {compute_capability()} is below {OF_BFLOAT16}'
-  # JAX 0.12 has deprecated it.
+  # JAX 0.12 deprecates Pallas' Triton backend.
   has_triton = importlib.util.find_spec('jax.experimental.pallas.triton') is not None
   return '' if has_triton else f'jax {jax.__version__} has no Triton kernels'
 

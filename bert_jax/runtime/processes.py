@@ -47,7 +47,7 @@ _GONE = 'gone'  # the key under which the first process that detects a death ann
 
 _runs = 0  # so far in this process; makes the keys of each run unique
 _watching = threading.Event()
-_ending = threading.Event()  # the reason is printed: errors that follow only repeat it
+_ending = threading.Event()  # set once the reason is printed: later errors only repeat it
 
 
 def _state():
@@ -98,7 +98,7 @@ def _reach(address: str, seconds: float):
 
 
 def _environment_options(address: str) -> dict:
-  # In every process, because JAX's service in process 0 would fail without a reason.
+  # Every process checks this: JAX's service in process 0 would not give the reason.
   match = re.fullmatch(r'.+:([0-9]{1,5})', address)
   require(match and 0 < int(match[1]) < 65536,
           f'JAX_COORDINATOR_ADDRESS={address} is not HOST:PORT, with a port from 1 to 65535')
@@ -277,7 +277,7 @@ def _silent(processes: range, beats: dict[str, str], last_beats: dict,
 def _on_abort(action: Callable[[], None] | None):
   """Runs `action` when C++ code aborts the process; None = no action.
 
-  A Python signal handler would never run: it waits for the interpreter.
+  A Python signal handler would never run, because it waits for the interpreter.
   """
   if action is None:
     ctypes.CDLL(None).signal(signal.SIGABRT, None)

@@ -119,9 +119,10 @@ def make_writable(folder: epath.Path, output: str, process: int = 0):
 
 
 def make_parent(flag: str, path: epath.Path):
-  """Creates the parent folder of the output `flag`; raises UserError if that fails.
+  """Creates the parent folder of the output `flag`.
 
-  It also fails if nothing can be written there: the work must not be lost at its end.
+  Raises UserError if it cannot be created or written to, or if `path` is a folder. So a
+  command fails before its work, not after it.
   """
   try:
     require(not path.is_dir(), f'{flag}={path} is a folder: give a file')
