@@ -29,7 +29,7 @@ from bert_jax.model.heads import BertForPreTraining
 from bert_jax.objectives import losses
 
 _OUTPUT = flags.DEFINE_string('output', None, 'JSON file.', required=True)
-_LAYERS = flags.DEFINE_integer('layers', 12, 'Of the model, which is 64 wide for each head.')
+_LAYERS = flags.DEFINE_integer('layers', 12, 'Layers of the model. Its width is 64 times --heads.')
 _HEADS = flags.DEFINE_integer('heads', 12, 'Of each layer.')
 _LENGTHS = flags.DEFINE_multi_integer('length', [128, 512], 'Tokens in a row.')
 _ROWS = flags.DEFINE_integer('rows', 8, 'Rows of the batch.')

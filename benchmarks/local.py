@@ -100,7 +100,7 @@ def main(argv: list[str]):
   """Runs the script and updates the files."""
   workdir = pathlib.Path(argv[1] if len(argv) > 1 else 'runs/local').resolve()
   if workdir.exists():
-    raise SystemExit(f'{workdir} is there already: its time would not be that of a whole run')
+    raise SystemExit(f'{workdir} already exists: a resumed run would not measure the whole time')
   write(_run(workdir), workdir / 'curves.png', ROOT)
 
 

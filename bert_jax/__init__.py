@@ -23,7 +23,7 @@ def from_pretrained(directory: str, step: int | None = None,
   Args:
     directory: a workdir, a checkpoint of bert_jax, a Hugging Face folder or hub name.
     step: the step of a checkpoint in a workdir; None = the best one, else the newest.
-    allow_older: if this checkpoint is damaged, take the next intact one.
+    allow_older: if this checkpoint is damaged, take the newest intact one before it.
     dtype: the dtype of matrix products: float32, bfloat16, or auto = bfloat16 if the
       device is fastest with it; None = the model's own, float32 for published models.
 

@@ -20,15 +20,15 @@ _QUANTIZE = flags.DEFINE_enum(
     'quantize', None, ['int8'],
     'With --to=onnx: also write onnx/model_quantized.onnx, and compare the two files.')
 _EVAL = flags.DEFINE_string(
-    'eval', '', 'With --quantize: examples of a classifier, whose accuracy counts, or JSON '
-    'lines with a "text".')
+    'eval', '', 'With --quantize: labeled examples of a classifier, to compare '
+    'accuracies, or JSON lines with a "text", to compare outputs.')
 _FIELDS = flags.DEFINE_list(
     'fields', [], 'With --eval: fields of `data` that say how to read it, such as '
     'format=glue/sst2.')
 _MOST_LOST = flags.DEFINE_float(
     'most_lost', None,
-    'With --quantize: the largest loss of the accuracy, or without --eval of a classifier '
-    'of the mean cosine of the outputs; by default 0.05.')
+    'With --quantize: the largest accepted loss of accuracy, or of the mean cosine of '
+    'the outputs if --eval has no labeled examples; by default 0.05.')
 _VERIFY = flags.DEFINE_bool(
     'verify', False,
     'Write nothing. Check that --input is intact; with --output: that both are equal; '

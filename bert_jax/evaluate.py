@@ -38,7 +38,7 @@ _OPTIONS = {
         "retrieval: cls, mean, max; by default the model's own, or mean."),
     'precision': flags.DEFINE_string(
         'precision', 'float32',
-        'retrieval: of the stored vectors of documents: float32, int8, binary.'),
+        'retrieval: precision of the stored document vectors: float32, int8, binary.'),
     'rerank': flags.DEFINE_string(
         'rerank', '',
         'retrieval: a cross-encoder, as --model, that reorders the best 100 documents of '

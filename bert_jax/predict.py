@@ -30,8 +30,8 @@ _DIM = flags.DEFINE_integer(
     'dim', None, 'embed: the first entries of each vector, scaled to length 1.')
 _PRECISION = flags.DEFINE_string(
     'precision', 'float32',
-    'embed: float32, int8 (a range for each entry) or binary (a bit for each entry) in an '
-    'array.')
+    'embed: precision of the vectors in an array file: float32, int8 (with a range for '
+    'each entry) or binary (one bit for each entry).')
 _LAYERS = flags.DEFINE_list(
     'layers', ['-1'], 'embed: layers to concatenate, 0 = the embeddings, -1 = the last.')
 _LONG = flags.DEFINE_string(
@@ -51,8 +51,8 @@ _STRICT = flags.DEFINE_bool(
 
 _DTYPE = flags.DEFINE_string(
     'dtype', None,
-    'Of the products: float32, bfloat16, or auto, which is bfloat16 where the device is '
-    "fastest with it; by default the model's own.")
+    'Dtype of matrix products: float32, bfloat16, or auto (bfloat16 if the device is '
+    "fastest with it); by default the model's own.")
 # {flag: the tasks that use it}
 _USED_BY = dict.fromkeys(('pooling', 'normalize', 'layers', 'max_len', 'dim',
                          'precision'), ('embed',)) | {

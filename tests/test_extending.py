@@ -122,7 +122,8 @@ def test_a_kernel(monkeypatch):
 
   monkeypatch.setitem(attention_kernels.ALL, 'loops', attention_kernels.Kernel(
       loops.obstacle, attend, ('cpu',), drops=True))
-  assert attention_kernels.choose_path(config, 16) == ('loops', 'it holds no weights')
+  assert attention_kernels.choose_path(config, 16) == (
+      'loops', 'it does not store the attention weights')
   fast, real = encode(), batch.text_ids > 0
   traced = len(calls)
   assert traced > 0

@@ -6,4 +6,5 @@ STEP = flags.DEFINE_integer(
     'step', None,
     'Step of the checkpoint in a workdir; by default the best one, else the newest.')
 ALLOW_OLDER = flags.DEFINE_bool(
-    'allow_older', False, 'If this checkpoint is damaged, take the next intact one.')
+    'allow_older', False,
+    'If this checkpoint is damaged, take the newest intact one before it.')

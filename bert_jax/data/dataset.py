@@ -44,8 +44,8 @@ def open_records(directory: epath.Path) -> Corpus:
   tokenizer = tokenizer_reader.load(directory / 'tokenizer')
   require(tokenizer_base.digest(tokenizer) == manifest['tokenizer'],
           f'{directory}/tokenizer is not the tokenizer that made these records, or an '
-          'older bert_jax read a part of it: run bert_jax.prepare again into an empty '
-          'folder, or train in another --workdir')
+          'older bert_jax ignored some of its settings: run bert_jax.prepare again into '
+          'an empty folder, or train in another --workdir')
   train, heldout = (records.open_split(directory, manifest, split)
                     for split in ('train', 'heldout'))
   path = directory / 'counts.npy'

@@ -21,8 +21,8 @@ def check(phases: Sequence[Sequence[int]]):
   for phase in phases:
     require(isinstance(phase, Sequence) and len(phase) == 3
             and all(isinstance(n, int) and n > 0 for n in phase),
-            f'phases={tuple(phases)}: each is (steps, max_len, batch_size), positive: '
-            "'((900, 128, 32), (100, 512, 32))' are two")
+            f'phases={tuple(phases)}: each phase is three positive integers (steps, '
+            "max_len, batch_size), as in '((900, 128, 32), (100, 512, 32))'")
   total = sum(steps for steps, _, _ in phases)
   require(total <= MOST_STEPS,
           f'phases={tuple(phases)}: the steps sum to {total}, a run has at most '

@@ -162,8 +162,8 @@ def evaluate(bert: Bert, source: str, path: epath.Path, *, split: str = 'test',
   if isinstance(bert.model.sentence, LateLayout):
     for flag, given in (('pooling', pooling), ('max_len', max_len),
                         ('precision', precision != 'float32')):
-      require(not given, f'--{flag} has no effect here: a model of late interaction has '
-                         'vectors of tokens, and its own lengths')
+      require(not given, f'--{flag} has no effect here: a late-interaction model has one '
+                         'vector per token, and sets its own lengths')
   require(epath.Path(source).is_dir(), f'--data={source} is not a folder')
   corpus, queries, qrels, absent = beir.load(epath.Path(source), split)
   if absent:

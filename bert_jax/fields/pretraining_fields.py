@@ -30,7 +30,7 @@ def set_by_phases(config: ConfigDict, name: str) -> str:
   """batch_size and max_len have no effect if the phases set other values."""
   differs = any(getattr(Phase(*phase), name) != config[name] for phase in config.phases)
   return (f"phases={tuple(config.phases)} set it for every step: change the phases, or "
-          "give --config.phases='()' too") if differs else ''
+          "also give --config.phases='()'") if differs else ''
 
 
 def nothing_held_out(config: ConfigDict, job) -> str:

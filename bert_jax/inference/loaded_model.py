@@ -59,8 +59,8 @@ class LoadedModel:
   def require_head(self, group: str, title: str):
     """Raises UserError if the model lacks the head `group`; messages call it `title`."""
     require(group in self.model.groups,
-            f'this model has no {title}: it was trained without, or it was left out of '
-            'the checkpoint')
+            f'this model has no {title}: it was trained without one, or the checkpoint '
+            'leaves it out')
 
   def _strings(self, texts: Sequence[Text]) -> list[tuple[str, ...]]:
     """Returns (text,) or a pair for each text; raises UserError for anything else."""

@@ -37,8 +37,8 @@ def _positives(pairs: Sequence[tuple[str, str]],
   absent = sum(not numbers[query] for query, _ in pairs)
   if absent:
     console.print_summary([
-        ('note', f'{absent:,} of {len(pairs):,} pairs have no positive in the corpus: '
-                 'none of its texts is excluded for them')])
+        ('note', f'{absent:,} of {len(pairs):,} pairs have a positive that is not in the '
+                 'corpus: no text is excluded for them')])
   return numbers
 
 

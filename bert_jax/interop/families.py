@@ -28,7 +28,8 @@ def _unused(config: Mapping[str, Any]) -> int:
   """
   padding = config.get('pad_token_id', 1)
   require(isinstance(padding, int) and not isinstance(padding, bool) and padding >= 0,
-          f'config.json has pad_token_id={padding!r}: a RoBERTa needs the number')
+          f'config.json has pad_token_id={padding!r}: RoBERTa needs a whole number, at '
+          'least 0')
   return padding + 1
 
 

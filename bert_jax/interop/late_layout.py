@@ -110,8 +110,8 @@ def _linear(folder: epath.Path, x: np.ndarray) -> np.ndarray:
   tensors = text_layout.tensors(folder)
   weight, residual = tensors.pop('linear.weight', None), tensors.pop('residual.weight', None)
   is_known = not tensors and weight is not None and weight.shape[1:] == x.shape[1:]
-  require(is_known, f'{folder}: a projection without a bias, from {x.shape[1]} numbers, is '
-                    'needed')
+  require(is_known, f'{folder}: its projection must have no bias and take vectors of '
+                    f'{x.shape[1]}')
   y = x @ weight.T
   if config.get('use_residual'):
     y += x if residual is None else x @ residual.T
@@ -136,8 +136,8 @@ def _expansion(settings: Mapping[str, Any], limits: Mapping[str, Any],
     return {'query_length': length}
   is_known = (isinstance(expansion, dict) and not expansion.get('token')
               and type(expansion.get('length')) is int)
-  require(is_known, f'{path}: query_expansion={expansion!r}: a length is needed, and no token: '
-                    'bert_jax expands with [MASK]')
+  require(is_known, f'{path}: query_expansion={expansion!r}: it must have a length, and '
+                    'no token: bert_jax expands with [MASK]')
   name = str(expansion.get('strategy')) + '_visible' * bool(expansion.get('attend'))
   require_choice(f'{path}: query_expansion', name, EXPANSIONS)
   return {'expansion': name, 'expanded': expansion['length'], 'query_length': length}

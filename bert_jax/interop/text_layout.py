@@ -154,7 +154,7 @@ def check_encoder(encoder: epath.Path):
     require(text == {'method': 'forward', 'method_output_name': output}
             and place in (None, default),
             f'{where} modality_config={modalities!r} with module_output_name={place!r}: it '
-            f'knows only the default output for texts of transformer_task={task!r}')
+            f'knows only the default text output of transformer_task={task!r}')
 
 
 def tensors(folder: epath.Path) -> dict[str, np.ndarray]:

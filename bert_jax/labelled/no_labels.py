@@ -67,7 +67,7 @@ def reason_in_row(text: str, label: str, counts: Mapping[str, int],
     return 'is the name of a column, as in a repeated header'
   # Checks only labels of a single row, because texts may equal labels in a sound file.
   if is_single and text != label and counts.get(text, 0) > 1:
-    return (f'is next to the text {text!r}, which is a label of other rows, as if the '
+    return (f'is next to the text {text!r}, which is a label in other rows, as if the '
             'columns were swapped')
   return ''
 

@@ -181,7 +181,8 @@ def read_separated(path: str, data_format: str, names: Sequence[str] | None = No
       first = reader.line_num + 1
   except csv.Error as e:
     raise UserError(
-        f'{path}, line {first}: {e}: is a quote open that should be ""?') from e
+        f'{path}, line {first}: {e}: is a quote not closed? Write a quote in a quoted '
+        'text as ""') from e
 
 
 def read_tfds(name: str, split: str) -> Iterator[Row]:

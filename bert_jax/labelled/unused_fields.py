@@ -14,7 +14,7 @@ def named_by_format(config: ConfigDict) -> str:
   """Names of columns and labels have no effect on the files of a benchmark."""
   name = config.data.format
   is_benchmark = name.startswith('glue') or name in ('swag', 'commonsenseqa')
-  return (f'data.format={name} names the columns and the labels itself: leave it out'
+  return (f'data.format={name} names the columns and the labels: leave this field out'
           if is_benchmark else '')
 
 

@@ -54,7 +54,8 @@ def _fused(heads: Heads, text_ids: jax.Array, dropout: Dropout) -> jax.Array:
 
 def _splash_obstacle(config: BertConfig, length: int, heads: int) -> str:
   smallest = _SPLASH_BLOCKS[-1]
-  return f'{length} is not a multiple of {smallest}' if length % smallest else ''
+  return (f'rows of {length} tokens are not a multiple of {smallest}'
+          if length % smallest else '')
 
 
 def splash(heads: Heads, segment_ids: jax.Array, dropout: Dropout) -> jax.Array:
@@ -148,7 +149,7 @@ def _obstacle(config: BertConfig, name: str, length: int, platform: str,
   if platform not in (*kernel.platforms, *kernel.slow_on):
     return f'{name} is not for {platform}'
   if config.attention == 'auto' and length < kernel.shortest:
-    return f'{name} gains nothing below {kernel.shortest}'
+    return f'{name} is no faster in rows of fewer than {kernel.shortest} tokens'
   heads = config.num_heads // sharding.parts('heads')
   obstacle = kernel.obstacle(config, length, heads)
   # This check comes last, so that its remedy, no dropout, is enough to get the kernel.
@@ -188,7 +189,7 @@ def choose_path(config: BertConfig, length: int, platform: str = '',
   for name in names:
     obstacle = _obstacle(config, name, length, platform, special)
     if not obstacle:
-      return name, 'it holds no weights'
+      return name, 'it does not store the attention weights'
   return 'xla', obstacle
 
 

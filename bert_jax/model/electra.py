@@ -34,7 +34,7 @@ class ElectraConfig(BertConfig):
     # Configs round the share: 0.33 stands for a third.
     require(heads > 0 and abs(heads / self.num_heads - self.generator_size) <= 0.01,
             f'model.generator_size={self.generator_size} of '
-            f'model.num_heads={self.num_heads} is not a number of heads')
+            f'model.num_heads={self.num_heads} is not a whole number of heads')
     return dataclasses.replace(
         self, hidden_size=heads * self.head_size, num_heads=heads,
         intermediate_size=round(self.intermediate_size * heads / self.num_heads))

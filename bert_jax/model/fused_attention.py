@@ -213,9 +213,9 @@ def obstacle(config: BertConfig, length: int, heads: int) -> str:
     heads: H of one chip.
   """
   if length > _LONGEST:
-    return f'{length} is above {_LONGEST}'
+    return f'rows of {length} tokens are longer than {_LONGEST}'
   if length % LANES:
-    return f'{length} is not a multiple of {LANES}'
+    return f'rows of {length} tokens are not a multiple of {LANES}'
   if not heads or LANES % config.head_size or heads * config.head_size % LANES:
     return f'{heads} heads of {config.head_size} do not fill blocks of {LANES}'
   return ''

@@ -175,7 +175,7 @@ def obstacle(config: BertConfig, length: int, heads: int) -> str:
   if not kernels.LEAST <= length <= _LONGEST:
     return f'{length} is not within [{kernels.LEAST}, {_LONGEST}]'
   if config.head_size not in _WIDTHS:
-    return f'heads of {config.head_size} are not of {", ".join(map(str, _WIDTHS))}'
+    return f'heads are {config.head_size} wide, not {" or ".join(map(str, _WIDTHS))}'
   return '' if heads else 'there are more devices on the model axis than heads'
 
 

@@ -66,8 +66,8 @@ class MaskingConfig:
             f'masking.causal_rows={self.causal_rows} must lie in [0, 1], and '
             f'masking.causal_steps={self.causal_steps} in (0, 1]')
     require(self.causal_rows < 1 or self.causal_steps < 1,
-            f'masking.causal_rows={self.causal_rows} masks no row: make it or '
-            'masking.causal_steps smaller than 1')
+            f'masking.causal_rows={self.causal_rows} leaves no masked rows: '
+            'make it or masking.causal_steps smaller than 1')
     require(self.max_predictions >= 0,
             f'masking.max_predictions={self.max_predictions} must not be negative')
 

@@ -55,8 +55,8 @@ class Health:
       if self._skipped_in_a_row == _MAX_SKIPPED:
         raise Failed(
             f'the loss or its gradient was not finite in {_MAX_SKIPPED} steps in a row, the '
-            f'last of them step {step} (rows {digest(step)}). {_CAUSES}; newer checkpoints '
-            'may hold what led to it')
+            f'last of them step {step} (rows {digest(step)}). {_CAUSES}; the newest '
+            'checkpoints may already be affected')
 
   def line(self, metrics: Mapping[str, Any], waited: Sequence[float]) -> Iterator[str]:
     """Warnings about a line; `waited`: the share of time each process waited for rows."""
@@ -124,9 +124,9 @@ def _about_learning(scores: Mapping[str, float | None]) -> Warnings:
   if loss > guessing - _LEARNED_NATS:
     but = f' (while {pairs} learns)' if pairs and accuracy > _CHANCE else ''
     yield (
-        'plateau', f'the MLM loss is still that of guessing by token frequency{but}: '
+        'plateau', f'the MLM loss is no better than guessing by token frequency{but}: '
         f'{loss:.2f} and {guessing:.2f}. Likely: optimizer.learning_rate is too high or '
-        'too low, the run too short, or the vocabulary not that of the text')
+        'too low, the run too short, or the vocabulary does not fit the text')
   elif accuracy < _CHANCE:
     yield (
         'pairs',

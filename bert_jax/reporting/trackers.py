@@ -239,7 +239,7 @@ def _check_server(url: str):
   try:
     network.check(url)
   except OSError as e:
-    raise Failed(f'trackers: wandb does not reach {url}: {e}; WANDB_MODE=offline makes a '
+    raise Failed(f'trackers: wandb cannot reach {url}: {e}; WANDB_MODE=offline keeps a '
                  'record in the workdir') from e
 
 

@@ -67,8 +67,8 @@ def _warnings(source: RowSource | mixture.MixedRows) -> Iterator[str]:
         and sample.unchanged > _MOST_UNCHANGED):
     yield (
         f'{sample.unchanged:.0%} of the pairs in rows of {length} are true next '
-        'sentences, not half: too few documents share the text, so that few B can come '
-        'from another one')
+        'sentences, not half: there are too few documents, so few second sentences can '
+        'come from another document')
 
 
 @dataclasses.dataclass(frozen=True)

@@ -164,8 +164,8 @@ class RerankingFiles(finetuning_data.ExampleFiles):
                if any(0 < grade < 1 for grade in group.grades)]
     require(config.data.loss != 'binary' or not between,
             f'{between and between[0].where}: a grade lies between 0 and 1, and '
-            'data.loss=binary takes all above 0 for relevant: write 0 or 1, or give '
-            'data.loss=graded')
+            'data.loss=binary counts every grade above 0 as relevant: write 0 or 1, or '
+            'give data.loss=graded')
 
   @classmethod
   def make(cls, config, examples, _):

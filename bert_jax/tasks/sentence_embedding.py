@@ -109,7 +109,7 @@ def check_texts(config: ConfigDict):
           'a text is compared with itself under different dropout: give '
           'data.text_pair_column, or a model.dropout above 0')
   require(config.batch_size >= 2 * config.optimizer.accumulation or data.negative_column,
-          f'batch_size={config.batch_size} by optimizer.accumulation='
+          f'batch_size={config.batch_size} divided by optimizer.accumulation='
           f'{config.optimizer.accumulation} leaves one text in a microbatch, without '
           'another text to contrast it with')
   require(not data.test,

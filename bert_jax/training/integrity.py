@@ -76,7 +76,8 @@ def check_fit(folder: epath.Path, saved: Mapping[str, Any], abstract: Mapping[st
     for name in sorted(ours.keys() | theirs.keys()):
       require(ours.get(name) == theirs.get(name),
               f'{folder} does not fit this config: {item}/{name} is '
-              f'{theirs.get(name, "not there")}, asked for {ours.get(name, "nothing")}')
+              f'{theirs.get(name, "missing")} in the checkpoint, and '
+              f'{ours.get(name, "missing")} in the config')
 
 
 def _unreadable(error: Exception) -> str:

@@ -273,7 +273,7 @@ def test_other_outputs_of_an_encoder_are_refused(tmp_path, encoder, output, name
     load_lib.load(folder)
   assert str(error.value) == (
       f'{folder}/sentence_bert_config.json: bert_jax does not apply modality_config={outputs} with '
-      f'module_output_name={name!r}: it knows only the default output for texts of '
+      f'module_output_name={name!r}: it knows only the default text output of '
       "transformer_task='feature-extraction'")
 
 

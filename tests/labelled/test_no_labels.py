@@ -191,7 +191,7 @@ def test_a_header_in_another_spelling(tmp_path, line):
     ('words,label', ['a,no', 'Tweet,LABEL', 'b,yes'], "line 3: the label 'LABEL' is the name"),
     ('text,tone', ['a,no', 'Tweet,Tone', 'b,yes'], "line 3: the label 'Tone' is the name"),
     ('text,label', ['a,no', 'b,yes', 'no,c', 'd,no'],
-     "line 4: the label 'c' is next to the text 'no', which is a label of other rows")])
+     "line 4: the label 'c' is next to the text 'no', which is a label in other rows")])
 def test_rows_that_are_headers_or_swapped(tmp_path, head, rows, message):
   """What the message offers leaves the row out, or makes the value a class; in JSON lines too."""
   path, columns = tmp_path / 'a.csv', head.split(',')

@@ -114,7 +114,7 @@ NO_SCHEME = "is not O or a letter, '-' and a label, as most tags of this file"
     (BIO + 'O John\n', 6, f"the tag 'John' {NO_SCHEME}"),
     (BIO + 'he o\n', 6, f"the tag 'o' {NO_SCHEME}"),
     (BIO + 'he B\n', 6, f"the tag 'B' {NO_SCHEME}"),
-    (PLAIN + 'PER John\n', 6, "the tag 'John' is next to the text 'PER', which is a label of")])
+    (PLAIN + 'PER John\n', 6, "the tag 'John' is next to the text 'PER', which is a label in")])
 def test_tags_of_headers_and_of_swapped_columns(tmp_path, content, line, message):
   """No tag of a file without them becomes a class; data.labels allows each."""
   path = tmp_path / 'a.conll'

@@ -218,7 +218,7 @@ def test_models_compute_the_same_with_the_kernels(kind, fields):
 
 def test_why_a_model_cannot_use_them(monkeypatch):
   config = test_kernels.CONFIG
-  assert gpu_attention.obstacle(config, 128, 4) == 'heads of 8 are not of 32, 64, 128'
+  assert gpu_attention.obstacle(config, 128, 4) == 'heads are 8 wide, not 32 or 64 or 128'
   wide = dataclasses.replace(config, hidden_size=128)
   assert gpu_attention.obstacle(wide, 8, 4) == '8 is not within [16, 8192]'
   assert gpu_attention.obstacle(wide, 16, 4) == ''

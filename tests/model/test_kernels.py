@@ -21,6 +21,8 @@ from tests import conftest
 
 CONFIG = BertConfig(vocab_size=50, hidden_size=32, num_layers=2, num_heads=4, intermediate_size=64,
                     max_positions=128, attention_dropout=0.0, initializer_range=0.3)
+SAVES = 'it does not store the attention weights'  # the reason for a kernel
+SHORT = 'splash is no faster in rows of fewer than 512 tokens'
 
 
 def packed_rows() -> Tokens:
@@ -68,28 +70,28 @@ def test_splash_is_the_plain_path_to_rounding(shape):
 @pytest.mark.parametrize('head_size, path', [(64, 'triton'), (96, 'cudnn')])
 def test_local_layers_have_a_kernel_if_one_computes_them(head_size, path):
   config = ModernConfig(hidden_size=4 * head_size, num_heads=4, dtype='bfloat16')
-  assert attention_kernels.choose_path(config, 1024, 'gpu') == (path, 'it holds no weights')
+  assert attention_kernels.choose_path(config, 1024, 'gpu') == (path, SAVES)
 
 
 @pytest.mark.parametrize('name, length, platform, fields, expected', [
-    ('auto', 128, 'tpu', {'hidden_size': 128}, ('fused', 'it holds no weights')),
+    ('auto', 128, 'tpu', {'hidden_size': 128}, ('fused', SAVES)),
     ('auto', 512, 'tpu', {'hidden_size': 256, 'attention_dropout': 0.1},
-     ('fused', 'it holds no weights')),
-    ('auto', 128, 'tpu', {'hidden_size': 64}, ('xla', 'splash gains nothing below 512')),
-    ('auto', 512, 'tpu', {'hidden_size': 64}, ('splash', 'it holds no weights')),
-    ('auto', 1024, 'tpu', {'hidden_size': 128}, ('splash', 'it holds no weights')),
+     ('fused', SAVES)),
+    ('auto', 128, 'tpu', {'hidden_size': 64}, ('xla', SHORT)),
+    ('auto', 512, 'tpu', {'hidden_size': 64}, ('splash', SAVES)),
+    ('auto', 1024, 'tpu', {'hidden_size': 128}, ('splash', SAVES)),
     ('auto', 512, 'cpu', {}, ('xla', 'no kernel supports cpu')),
     ('auto', 1024, 'tpu', {'attention_dropout': 0.1},
      ('xla', 'attention_dropout=0.1 (0 allows splash)')),
-    ('auto', 520, 'tpu', {}, ('xla', '520 is not a multiple of 128')),
-    ('auto', 1024, 'gpu', {'dtype': 'bfloat16'}, ('cudnn', 'it holds no weights')),
-    ('auto', 1024, 'gpu', {}, ('xla', 'heads of 8 are not of 32, 64, 128')),
+    ('auto', 520, 'tpu', {}, ('xla', 'rows of 520 tokens are not a multiple of 128')),
+    ('auto', 1024, 'gpu', {'dtype': 'bfloat16'}, ('cudnn', SAVES)),
+    ('auto', 1024, 'gpu', {}, ('xla', 'heads are 8 wide, not 32 or 64 or 128')),
     ('auto', 128, 'gpu', {'hidden_size': 128, 'attention_dropout': 0.1},
-     ('triton', 'it holds no weights')),
+     ('triton', SAVES)),
     ('auto', 512, 'gpu', {'hidden_size': 128, 'dtype': 'bfloat16', 'attention_dropout': 0.1},
-     ('triton', 'it holds no weights')),
+     ('triton', SAVES)),
     ('auto', 512, 'cuda', {'hidden_size': 128, 'dtype': 'bfloat16'},
-     ('cudnn', 'it holds no weights')),
+     ('cudnn', SAVES)),
     ('auto', 8, 'gpu', {'hidden_size': 128}, ('xla', '8 is not within [16, 8192]')),
     ('xla', 1024, 'tpu', {}, ('xla', 'asked for')),
     ('splash', 128, 'tpu', {}, ('splash', 'asked for')),
@@ -101,8 +103,7 @@ def test_choice(name, length, platform, fields, expected):
 
 def test_described():
   assert attention_kernels.describe(CONFIG, (128, 512), 'tpu') == (
-      'xla for rows of 128: splash gains nothing below 512; splash for rows of 512: it holds no '
-      'weights')
+      f'xla for rows of 128: {SHORT}; splash for rows of 512: {SAVES}')
 
 
 def test_a_kernel_that_cannot_be_had():
@@ -110,7 +111,7 @@ def test_a_kernel_that_cannot_be_had():
   with pytest.raises(UserError, match=r'attention=splash is not available: attention_dropout=0.1'):
     attention_kernels.choose_path(config, 512, 'tpu')
   config = dataclasses.replace(CONFIG, attention='fused')
-  with pytest.raises(UserError, match='fused is not available: 640 is above 512'):
+  with pytest.raises(UserError, match='fused is not available: rows of 640 tokens are longer than'):
     attention_kernels.choose_path(config, 640, 'tpu')
   with pytest.raises(UserError, match='3 heads of 20 do not fill blocks of 128'):
     config = dataclasses.replace(config, hidden_size=60, num_heads=3)

@@ -188,7 +188,7 @@ def test_a_resumed_run_has_the_same_bits(corpus_file, tmp_path):
 
 @pytest.mark.parametrize('overrides, message', [
     ({'masking.causal_rows': 1.5}, 'masking.causal_rows=1.5 must lie in [0, 1]'),
-    ({'masking.causal_rows': 1.0}, 'masking.causal_rows=1.0 masks no row'),
+    ({'masking.causal_rows': 1.0}, 'masking.causal_rows=1.0 leaves no masked rows'),
     ({'masking.causal_rows': 0.5, 'masking.causal_steps': 0.0}, 'masking.causal_steps=0.0 in (0,'),
     ({'masking.causal_rows': 0.5, 'data.sequences': 'next_sentence'},
      'masking.causal_rows=0.5 is for objective=mlm, but the objective is mlm_nsp'),

@@ -159,5 +159,5 @@ def test_objectives_that_cannot_be_asked(arguments, message):
 def test_a_generator_larger_than_its_discriminator():
   with pytest.raises(UserError, match='not larger than its discriminator'):
     dataclasses.replace(CONFIG, generator_size=1.5)
-  with pytest.raises(UserError, match='is not a number of heads'):
+  with pytest.raises(UserError, match='is not a whole number of heads'):
     objectives.create('', 'full_sentences', dataclasses.replace(CONFIG, generator_size=0.3))

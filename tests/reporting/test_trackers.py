@@ -345,7 +345,7 @@ def test_a_server_out_of_reach(tmp_path, monkeypatch):
   set_variables(monkeypatch, {'WANDB_BASE_URL': url, 'WANDB_API_KEY': 40 * 'a'})
   for name in ('http_proxy', 'https_proxy', 'HTTP_PROXY', 'HTTPS_PROXY', 'all_proxy', 'no_proxy'):
     monkeypatch.delenv(name, raising=False)
-  with pytest.raises(Failed, match=f'wandb does not reach {url}: .*; WANDB_MODE=offline makes'):
+  with pytest.raises(Failed, match=f'wandb cannot reach {url}: .*; WANDB_MODE=offline keeps'):
     trackers.start(('wandb',), {}, '', epath.Path(tmp_path), 0, ())
 
 

@@ -193,14 +193,14 @@ def write(path, text):
 def test_mistakes(published, tmp_path, corpus_file):
   words = tmp_path / 'words.txt'
   for i, (overrides, message) in enumerate((
-      ({'add_tokens': write(words, 'new york\n')}, "line 1: 'new york' is 2 words: an"),
-      ({'add_tokens': write(tmp_path / 'none.txt', 'king\n')}, 'holds no word that'),
+      ({'add_tokens': write(words, 'new york\n')}, "line 1: 'new york' has 2 words: give"),
+      ({'add_tokens': write(tmp_path / 'none.txt', 'king\n')}, 'has no word that is not yet in'),
       ({'add_tokens': '/nowhere'}, 'add_tokens=/nowhere cannot be read'),
       ({'add_tokens': str(words), 'init_from': ''}, 'model.hidden_size is not set'),
       ({'embedding_init': write(tmp_path / 'v', 'king 1 2\nriver 1\n')}, 'line 2: 1 numbers'),
       ({'embedding_init': write(tmp_path / 'w', 'king 1 2\n')}, 'vectors of 2, the model is'),
       ({'embedding_init': write(tmp_path / 'x', 'king a b\n')}, "no numbers after 'king'"),
-      ({'embedding_init': write(tmp_path / 'y', 'zebra 1 2\n')}, 'for no entry'),
+      ({'embedding_init': write(tmp_path / 'y', 'zebra 1 2\n')}, 'no vector for any entry'),
       ({'init_from': str(tmp_path / 'none')}, 'is not a folder here'),
       ({'max_len': 128}, 'max_len=128 is above model.max_positions=64'))):
     with pytest.raises(UserError, match=message):

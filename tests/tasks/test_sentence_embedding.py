@@ -241,7 +241,7 @@ def test_single_texts_are_their_own_partners(tmp_path):
     ({'data.test': 'x.jsonl'}, 'this task predicts no file'),
     ({'keep_best': 'loss'}, "keep_best='loss' is not a score of this task: use pearson, spearman"),
     ({'optimizer.accumulation': 0}, 'optimizer.accumulation=0 must be at least 1'),
-    ({'optimizer.accumulation': 16}, 'batch_size=16 by optimizer.accumulation=16 leaves one text')])
+    ({'optimizer.accumulation': 16}, 'divided by optimizer.accumulation=16 leaves one text')])
 def test_mistakes(tmp_path, overrides, message):
   with pytest.raises(UserError, match=message):
     run.run(make_config(tmp_path, **overrides), str(tmp_path / 'run'))

@@ -47,8 +47,8 @@ def add_words(tokenizer: Tokenizer, path: str) -> tuple[Tokenizer, list[str]]:
     if not word:
       continue
     require(len(word.split()) == 1,
-            f'{path}, line {number}: {line.strip()!r} is {len(word.split())} words: an '
-            'entry is one')
+            f'{path}, line {number}: {line.strip()!r} has {len(word.split())} words: '
+            'give one word on each line')
     require(len(word) <= 100,
             f'{path}, line {number}: a word of {len(word)} characters; WordPiece reads '
             'at most 100')
@@ -57,7 +57,7 @@ def add_words(tokenizer: Tokenizer, path: str) -> tuple[Tokenizer, list[str]]:
     else:
       words.append(word)
       known.add(word)
-  require(words, f'add_tokens={path} holds no word that the vocabulary does not have')
+  require(words, f'add_tokens={path} has no word that is not yet in the vocabulary')
   notes = [f'{len(words)} words added to the vocabulary']
   if skipped:
     notes.append(f'{skipped} lines of {path} were left out: the vocabulary or a line '
@@ -100,5 +100,5 @@ def read_word_vectors(path: str,
               f'{path}, line {number}: the vector of {word!r} is not finite')
       vectors[entries[word]] = vector
   require(vectors and width,
-          f'embedding_init={path} has a vector for no entry of the vocabulary')
+          f'embedding_init={path} has no vector for any entry of the vocabulary')
   return np.array(list(vectors)), np.stack(list(vectors.values()))
