@@ -10,7 +10,7 @@ import numpy as np
 from bert_jax.data import records
 
 TOKENIZER = types.SimpleNamespace(cls_id=1, sep_id=2, pad_id=0)
-FIRST = 5  # token i of a corpus is FIRST + i, so that every token is another one
+FIRST = 5  # token i of a corpus is FIRST + i, so that all tokens differ
 
 
 def make_records(documents, block=records.BLOCK, shards=1, words=None) -> records.Records:
@@ -41,7 +41,7 @@ def varied(documents=300, seed=0, **kwargs) -> records.Records:
 
 
 def arrays(rows) -> dict[str, np.ndarray]:
-  """The arrays of a batch of rows by name, but for fields that are None."""
+  """The arrays of a batch of rows by name, without the fields that are None."""
   fields = {**rows.tokens._asdict(), **rows._asdict()}
   return {name: x for name, x in fields.items() if x is not None and name != 'tokens'}
 

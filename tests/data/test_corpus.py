@@ -18,7 +18,7 @@ def _sentences(document, **settings):
   return corpus.Settings('', **settings).sentences(document)
 
 
-def test_blank_lines_part_documents(tmp_path):
+def test_blank_lines_separate_documents(tmp_path):
   (tmp_path / 'a.txt').write_bytes('\ufeffOne. Two.\r\nThree.\n\n\n \nFour.'.encode())
   with gzip.open(tmp_path / 'b.txt.gz', 'wt') as f:
     f.write('Five.\n')
@@ -29,7 +29,7 @@ def test_blank_lines_part_documents(tmp_path):
 
 @pytest.mark.parametrize('blank', [
     '\u3000', '\xa0', '\u3000 \xa0\t', '\x0c', '\x85\r', '\u2028', '\u2003\u202f', '\x1c'])
-def test_a_line_of_any_white_space_parts_documents(tmp_path, blank):
+def test_a_line_of_any_white_space_separates_documents(tmp_path, blank):
   assert not blank.strip()
   text = f'{blank}\n日本。\n\u3000indented.\n{blank}\n{blank}\nOne.\xa0\n{blank}\nTwo.\n{blank}'
   (tmp_path / 'a.txt').write_bytes(text.encode())
@@ -37,7 +37,7 @@ def test_a_line_of_any_white_space_parts_documents(tmp_path, blank):
   assert _documents(tmp_path / 'a.txt') == documents
   (tmp_path / 'a.jsonl').write_bytes(f'{{"text": "One."}}\n{blank}\n{{"text": "Two."}}\n'.encode())
   assert _documents(tmp_path / 'a.jsonl') == ['One.', 'Two.']
-  # What --check, prepare and evaluate count as documents.
+  # corpus_check counts the same documents.
   stats = corpus_check.check(corpus.Settings(str(tmp_path / 'a.txt'), vocab_size=100))
   assert stats.survey.documents == 3
 
@@ -47,7 +47,7 @@ def test_every_kind_of_white_space_is_blank():
   assert len(spaces) == 29
   assert all(corpus._is_blank(f'{c}\n'.encode()) for c in spaces)
   assert not any(corpus._is_blank(f'{c}\n'.encode()) for c in '\u200b\ufeff\0.é猫')
-  assert not corpus._is_blank(b'\xff\n') and not corpus._is_blank(b'\xe3\x80\n')  # no UTF-8
+  assert not corpus._is_blank(b'\xff\n') and not corpus._is_blank(b'\xe3\x80\n')  # not UTF-8
 
 
 def test_documents_do_not_depend_on_line_ends(tmp_path):
@@ -69,7 +69,7 @@ def test_a_sentence_without_an_end_is_cut_at_white_space():
 
 
 def test_half_of_a_surrogate_pair_is_replaced(tmp_path):
-  """JSON can write it, UTF-8 cannot."""
+  """JSON can write half of a pair, UTF-8 cannot."""
   (tmp_path / 'a.jsonl').write_text('\ufeff' + r'{"text": "one \ud83d two \uDC00\ud83d\ude00"}'
                                     + '\n' + r'{"text": "\ud55c\uae00"}')
   documents = _documents(tmp_path / 'a.jsonl')
@@ -97,7 +97,7 @@ def test_wikitext(tmp_path):
   assert second == 'Tall .'
 
 
-def test_json_lines_without_text_are_no_documents(tmp_path):
+def test_json_lines_without_text_are_skipped(tmp_path):
   (tmp_path / 'a.jsonl').write_text('{"text": ""}\n{"text": "One."}\n{"text": " \\n"}\n')
   assert list(corpus.read_file(str(tmp_path / 'a.jsonl'), 'jsonl', 'text')) == ['One.']
 
@@ -115,7 +115,7 @@ def test_sources_out_of_reach(tmp_path, monkeypatch, pattern, message):
 def test_sentences_in_english_and_chinese():
   assert _sentences('Dr. Smith came in Jan. 1990. He left.') == [
       'Dr. Smith came in Jan. 1990.', 'He left.']
-  french = 'M. Dupont est là. Il parle.'  # Canada's French has the rules of French
+  french = 'M. Dupont est là. Il parle.'  # Canadian French has the rules of French
   assert _sentences(french, language='fr-ca') == _sentences(french, language='fr')
   assert _sentences(french, language='fr-ca') != _sentences(french, language='en')
   assert _sentences('今天天气很好。我们去公园吧！', language='zh') == [
@@ -123,8 +123,8 @@ def test_sentences_in_english_and_chinese():
 
 
 @pytest.mark.parametrize('space', ['\xa0', '\u202f', '\u2009', '\u3000', '\u2028', '\x85'])
-def test_an_initial_and_a_space_of_several_bytes_before_a_period(space):
-  """sentencex panics there; the text keeps its white space, and other texts their sentences."""
+def test_a_wide_space_before_a_period_does_not_break_sentence_splitting(space):
+  """sentencex panics on such a text. The text keeps its white space and its sentences."""
   for language in ('en', 'zh'):
     for expected in (['It was I_.', 'Next one.'], ['No.', 'It was I _.', 'By j/J_.', 'Next one.']):
       expected = [sentence.replace('_', space) for sentence in expected]
@@ -143,7 +143,7 @@ def test_an_initial_and_a_space_of_several_bytes_before_a_period(space):
     ('a.jsonl', b'["text"]\n', "line 1: it has no 'text': name"),
     ('a.jsonl', b'{"text": 3}\n', "line 1: 'text' is not a string"),
 ])
-def test_bad_files_are_named_with_their_line(tmp_path, name, content, message):
+def test_bad_files_are_refused_by_name_and_line(tmp_path, name, content, message):
   (tmp_path / name).write_bytes(content)
   with pytest.raises(UserError, match=message) as e:
     _documents(tmp_path / name)
@@ -165,7 +165,7 @@ def test_a_document_without_end_is_refused(tmp_path, monkeypatch):
     _documents(tmp_path / 'a.txt')
 
 
-def test_nothing_matches(tmp_path):
+def test_wrong_sources_are_refused(tmp_path):
   with pytest.raises(UserError, match='matches no file'):
     _documents('/nowhere/*.txt')
   with pytest.raises(UserError, match='is a folder without manifest.json'):

@@ -38,7 +38,7 @@ def test_histogram_by_hand():
       ['4', '-', '7', '0.0%'], ['8', '-', '15', '25.0%', '#' * 12]]
 
 
-def test_faults_are_named_with_their_remedy(tmp_path):
+def test_faults_of_a_corpus_give_warnings(tmp_path):
   documents = conftest.make_documents(60)
   _, warnings = _check(tmp_path, documents, separator='\n')
   assert any('all text is one document' in w for w in warnings)

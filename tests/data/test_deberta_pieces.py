@@ -1,4 +1,4 @@
-"""The pieces of DeBERTa: the ids of transformers' DebertaV2Tokenizer, from either of its files."""
+"""The pieces of DeBERTa give the ids of transformers' DebertaV2Tokenizer, from either file."""
 
 import importlib
 import json
@@ -21,7 +21,7 @@ HOSTILE = [text for text in tokenizer_checks.HOSTILE if '[MASK]' not in text] + 
 
 @pytest.fixture(scope='module')
 def folder(tmp_path_factory):
-  """A model with the special tokens of the published ones: [PAD] [CLS] [SEP] [UNK], no [MASK]."""
+  """A model with the published special tokens: [PAD] [CLS] [SEP] [UNK], no [MASK]."""
   folder = tmp_path_factory.mktemp('pieces')
   sentencepiece.SentencePieceTrainer.train(
       sentence_iterator=iter([*TEXTS, 'CAFÉ naïve "quoted" 1,000 日本語 Привет é']),
@@ -40,7 +40,7 @@ def settings_of(folder, tmp_path, **settings):
 
 @pytest.mark.parametrize('settings', [
     {}, {'do_lower_case': True}, {'split_by_punct': True}])
-def test_hostile_strings_are_those_of_transformers(folder, tmp_path, monkeypatch, settings):
+def test_hostile_strings_give_the_ids_of_transformers(folder, tmp_path, monkeypatch, settings):
   # The class in the sentencepiece package requires a newer protobuf than others allow.
   monkeypatch.setattr(importlib.import_module('transformers.convert_slow_tokenizer'),
                       'import_protobuf', lambda *_: sentencepiece_model_pb2_new)
@@ -68,11 +68,11 @@ def test_hostile_strings_are_those_of_transformers(folder, tmp_path, monkeypatch
   assert unknown > 20  # other alphabets
   masked = 'The [MASK] sat. [MASK][MASK] x'
   assert [1, *t.encode_with_masks(masked), 2] == theirs(masked).input_ids
-  # What somebody wrote is text.
+  # Special tokens that a user wrote are text.
   assert not {0, 1, 2, t.mask_id} & set(t.encode_batch(['[CLS] [MASK] [SEP] [PAD] x[CLS]'])[0])
 
 
-def test_entries_that_only_the_table_has(folder, tmp_path):
+def test_extra_table_rows_extend_the_vocabulary_but_not_the_export(folder, tmp_path):
   settings_of(folder, tmp_path)
   plain = tokenizer_reader.load(tmp_path)
   (tmp_path / 'config.json').write_text(json.dumps({'vocab_size': plain.vocab_size + 99}))
@@ -85,7 +85,7 @@ def test_entries_that_only_the_table_has(folder, tmp_path):
   assert len(exported) == plain.vocab_size == t.entries
 
 
-def test_files_that_are_no_tokenizer(folder, tmp_path):
+def test_files_that_are_not_tokenizers_are_refused(folder, tmp_path):
   with pytest.raises(UserError, match='spm.model is not a SentencePiece model'):
     (tmp_path / 'spm.model').write_bytes(b'no model')
     tokenizer_reader.load(tmp_path)

@@ -1,4 +1,4 @@
-"""Where Chinese words start, against a loop over characters."""
+"""Where Chinese words start, compared with a loop over characters."""
 
 import hypothesis
 from hypothesis import strategies as st
@@ -28,7 +28,7 @@ def _slow(tokenizer, sentences):
     for begin, _ in spans:
       starts.append(begin in begins and begin != before)
       before = begin
-  if tokenizer.kind == 'wordpiece':  # a piece inside of its word starts none
+  if tokenizer.kind == 'wordpiece':  # a piece inside a word starts no word
     flat = [i for ids in tokenizer.encode_batch(sentences) for i in ids]
     starts = [start and not tokenizer.vocab[i].startswith('##') for start, i in zip(starts, flat)]
   return starts
@@ -36,7 +36,7 @@ def _slow(tokenizer, sentences):
 
 @hypothesis.settings(max_examples=60, deadline=None)
 @hypothesis.given(st.lists(_SENTENCES, max_size=6))
-def test_chinese_words_start_where_the_word_before_ends(sentences):
+def test_chinese_word_starts_equal_a_loop_over_characters(sentences):
   for tokenizer in (_WORDPIECE, _WHOLE_WORDS, _TOGETHER, _BPE):
     tokens, is_start = chinese_words.encode(tokenizer, sentences)
     assert tokens == tokenizer.encode_batch(sentences)

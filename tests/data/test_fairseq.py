@@ -1,4 +1,4 @@
-"""The tokenizers of XLM-R, CamemBERT and mmBERT: the ids of transformers and of SentencePiece."""
+"""The tokenizers of XLM-R and CamemBERT give the ids of transformers and SentencePiece."""
 
 import importlib
 import io
@@ -66,7 +66,7 @@ def published(request, tmp_path_factory):
   return processor, theirs, tokenizer_reader.load(folder), offset
 
 
-def test_ids_are_those_of_transformers(published):
+def test_ids_equal_transformers(published):
   _, theirs, ours, _ = published
   assert ours.vocab_size == len(theirs)
   assert ours.vocab == theirs.convert_ids_to_tokens(range(len(theirs)))
@@ -74,7 +74,7 @@ def test_ids_are_those_of_transformers(published):
     assert getattr(ours, f'{role}_id') == getattr(theirs, f'{role}_token_id'), role
   for text in [*HOSTILE, *texts(30)]:
     assert ours.encode_batch([text])[0] == theirs(text, add_special_tokens=False).input_ids, text
-  for text in ('the [MASK] fox', '[MASK]quick [MASK].'):  # there a user asks for a mask
+  for text in ('the [MASK] fox', '[MASK]quick [MASK].'):  # a user asks for a mask
     expected = theirs(text.replace('[MASK]', '<mask>'), add_special_tokens=False).input_ids
     assert ours.encode_with_masks(text) == expected and ours.mask_id in expected
   first, second = ours.encode_batch(['the quick', 'brown fox'])
@@ -100,7 +100,7 @@ def test_offsets_and_starts(published):
   assert [text[a] for (a, _), starts_word in zip(spans, starts) if starts_word] == [*'tqcﬁ中']
 
 
-def test_tokenizer_json_gives_the_same(published, tmp_path):
+def test_tokenizer_json_gives_the_same_ids(published, tmp_path):
   _, theirs, ours, _ = published
   theirs.save_pretrained(str(tmp_path / 'theirs'))
   ours.save(epath.Path(tmp_path / 'ours'))
@@ -110,14 +110,14 @@ def test_tokenizer_json_gives_the_same(published, tmp_path):
     again = tokenizer_reader.load(tmp_path / folder)
     assert again.vocab == ours.vocab and len(again.around.two[1]) == 2 and again.kind == 'unigram'
     assert tokenizer_base.special_ids(again) == tokenizer_base.special_ids(ours)
-    # What transformers 5 writes for CamemBERT has <s>NOTUSED as a piece like any other.
+    # transformers 5 writes <s>NOTUSED as an ordinary piece of CamemBERT.
     strings = [x for x in (*HOSTILE, *SPECIAL) if folder == 'ours' or 'NOTUSED' not in x]
     assert again.encode_batch(strings) == ours.encode_batch(strings)
   for text in HOSTILE:
     assert saved(text).input_ids == theirs(text).input_ids
 
 
-def test_config_json_alone_tells_a_camembert(tmp_path):
+def test_config_json_alone_identifies_a_camembert(tmp_path):
   train(tmp_path, 'PreTrainedTokenizerFast')
   assert tokenizer_reader.load(tmp_path).vocab[:5] == ['<s>', '<pad>', '</s>', '<unk>', '\u2581']
   (tmp_path / 'config.json').write_text('{"model_type": "camembert"}')
@@ -126,7 +126,7 @@ def test_config_json_alone_tells_a_camembert(tmp_path):
 
 
 @pytest.mark.parametrize('options', [{'bos_id': 2, 'eos_id': 1}, {'model_type': 'bpe'}])
-def test_a_model_of_another_kind(tmp_path, options):
+def test_a_sentencepiece_model_of_another_kind_is_refused(tmp_path, options):
   train(tmp_path, 'XLMRobertaTokenizer', **options)
   with pytest.raises(UserError, match='name a model of another kind spiece.model'):
     tokenizer_reader.load(tmp_path)

@@ -57,7 +57,7 @@ def broken(step: int):
 @pytest.mark.parametrize('rows, error, told', [
     (die, Failed, 'a worker process died.* with fewer data.loader_workers'),
     (broken, UserError, 'step 5: the file is gone')])
-def test_a_worker_that_dies_or_fails_is_one_line(rows, error, told):
+def test_a_dead_or_failed_worker_is_an_error(rows, error, told):
   batches = loader.batches(rows, 5, 40, workers=1)
   with pytest.raises(error, match=told):
     next(batches)
@@ -90,14 +90,14 @@ if __name__ == '__main__':
 
 
 @pytest.mark.parametrize('end, status', [('close', 0), ('kill', -signal.SIGKILL), ('exit', 75)])
-def test_an_end_prints_nothing(tmp_path, end, status):
-  """Neither Python nor a library: no shared memory is left."""
+def test_a_process_that_ends_prints_nothing(tmp_path, end, status):
+  """Neither Python nor a library prints: no shared memory is left."""
   (tmp_path / 'script.py').write_text(SCRIPT)
-  begun = subprocess.Popen([sys.executable, str(tmp_path / 'script.py'), end], text=True,
-                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                           env=os.environ | {'PYTHONPATH': os.getcwd()})
-  told, _ = begun.communicate(timeout=60)  # until the last process that could write has ended
-  assert (begun.returncode, told) == (status, '')
+  process = subprocess.Popen([sys.executable, str(tmp_path / 'script.py'), end], text=True,
+                             stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                             env=os.environ | {'PYTHONPATH': os.getcwd()})
+  output, _ = process.communicate(timeout=60)  # until the last process that could write has ended
+  assert (process.returncode, output) == (status, '')
 
 
 def test_steps_in_order_without_workers():

@@ -74,7 +74,7 @@ def test_changing_shares_are_exact_at_every_row():
   assert np.bincount(corpus).tolist() == [12_000, 27_996, 4]
 
 
-def test_any_row_is_found_without_those_before_it():
+def test_a_row_is_located_without_the_rows_before_it():
   plan = mixture.Plan(CHANGING, 256_000_000)
   number = 200_000_000 + np.arange(4000)
   corpus, rank = plan.locate(number)
@@ -84,14 +84,14 @@ def test_any_row_is_found_without_those_before_it():
       plan.before(int(number[-1]) + 1) - plan.before(int(number[0])), np.bincount(corpus))
 
 
-def test_the_order_of_whole_shares_is_that_of_earlier_versions():
+def test_whole_shares_keep_the_row_order_of_earlier_versions():
   corpus, _ = mixture.Plan(((0.5, 0.5), (0.3, 0.3), (0.2, 0.2)), 2000).locate(np.arange(2000))
   block = np.concatenate([(np.arange(n) + 0.5) / n for n in (500, 300, 200)])
   order = np.repeat([0, 1, 2], (500, 300, 200))[np.argsort(block, kind='stable')]
   np.testing.assert_array_equal(corpus, np.tile(order, 2))
 
 
-def test_a_corpus_without_a_row_is_named_and_a_weight_of_zero_is_not():
+def test_a_corpus_without_a_row_gives_a_warning_unless_its_weight_is_zero():
   for source in ('a=1,b=0.0001', 'a=1,b=1e-4', 'a=1,b=1e-4:0', 'b=3E-5,a=0.5'):
     weights = [part[1:] for part in mixture.parse(source)]
     warning, = mixture.unread(source, mixture.Plan(weights, 4000))
@@ -107,7 +107,7 @@ def mixed(phases, weights=SHARES, seed=3):
   return parts, mixture.mixed_rows(records, layouts, phases, seed, TOKENIZER, words=True)
 
 
-def test_rows_are_those_of_the_corpora_in_turn():
+def test_a_mixture_takes_the_rows_of_each_corpus_in_order():
   phases = Phases.create(((40, 32, 12),), 40, 0, 0)
   parts, (rows,) = mixed(phases)
   sources = [RowSource(part, RowLayout(32, 4), 3, TOKENIZER, words=True) for part in parts]
@@ -129,7 +129,7 @@ def test_rows_are_those_of_the_corpora_in_turn():
     np.testing.assert_array_equal(whole, np.concatenate(shares))
 
 
-def test_each_corpus_goes_on_where_the_phase_before_ended(monkeypatch):
+def test_each_corpus_continues_where_the_previous_phase_ended(monkeypatch):
   monkeypatch.setattr(rows_lib, '_WINDOW', 50)  # many windows in a small corpus
   phases = Phases.create(((30, 32, 10), (20, 64, 10)), 50, 0, 0)
   parts, (short, long) = mixed(phases)
@@ -143,13 +143,13 @@ def test_each_corpus_goes_on_where_the_phase_before_ended(monkeypatch):
   np.testing.assert_array_equal(long.batch(0, 10).tokens.ids[0], expected.tokens.ids[0])
 
 
-def test_held_out_rows_are_those_of_all_corpora():
+def test_held_out_rows_come_from_all_corpora():
   phases = Phases.create(((4, 32, 8),), 4, 0, 0)
   parts, (rows,) = mixed(phases)
   batches = list(rows.epoch_batches(8))
   tokens = sum((batch.tokens.ids >= 5).sum() for batch in batches)
   assert tokens == sum(part.num_tokens for part in parts)
-  # The first batches are of all corpora, in the shares of their batches.
+  # The first batches come from all corpora, in proportion to their numbers of batches.
   of_each = [[batch.tokens.ids for batch in source.epoch_batches(8)] for source in rows.sources]
   owners = [next(i for i, ids in enumerate(of_each) if any((batch.tokens.ids == x).all()
                                                              for x in ids))

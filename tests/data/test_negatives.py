@@ -1,4 +1,4 @@
-"""Where false next sentences come from: what an exchange keeps, and what style tells of it."""
+"""Where false next sentences come from: what an exchange keeps, and what style gives away."""
 
 from unittest import mock
 
@@ -30,9 +30,9 @@ def test_an_exchange_is_mutual_and_fits(lengths, kind, seed):
   swapped = source != np.arange(len(a))
   assert swapped.sum() <= 2 * (len(a) // 4 + 1)
   assert (a + b[source])[swapped].max(initial=0) <= longest
-  of_one = swapped & (document == document[source])
-  assert kind == 'same_document' or not of_one.any()
-  assert abs(b - b[source])[of_one].max(initial=0) <= longest / 8
+  in_one_document = swapped & (document == document[source])
+  assert kind == 'same_document' or not in_one_document.any()
+  assert abs(b - b[source])[in_one_document].max(initial=0) <= longest / 8
 
 
 def test_classes_of_tokens():
@@ -51,7 +51,7 @@ def test_styles_by_hand():
 
 
 def _corpus():
-  """Documents of different style: [V] classes of their tokens too."""
+  """Documents of different style, and the [V] classes of their tokens."""
   rng = np.random.default_rng(0)
   documents, classes = [], [np.full(FIRST, OTHER)]
   for _ in range(1000):
@@ -76,7 +76,7 @@ def corpus():
 
 @pytest.mark.parametrize('kind, least, most', [
     ('other_document', 0.6, 1.0), ('similar_style', 0.5, 0.54), ('same_document', 0.48, 0.54)])
-def test_style_tells_the_label_of_any_other_document_alone(corpus, kind, least, most):
+def test_style_predicts_the_label_only_if_any_other_document_is_allowed(corpus, kind, least, most):
   records, classes = corpus
   pairs = _pairs(records, classes, kind)
   assert abs(pairs.label.mean() - 0.5) < 0.005
@@ -86,7 +86,7 @@ def test_style_tells_the_label_of_any_other_document_alone(corpus, kind, least, 
   assert benchmark.accuracy_of_rule(lengths, pairs.label, categorical=()) < 0.525
 
 
-def test_most_false_sentences_come_from_the_document_of_their_pair(corpus):
+def test_same_document_negatives_come_mostly_from_the_document_of_their_pair(corpus):
   records, classes = corpus
   ends = np.cumsum(np.diff(records.shards[0].documents, append=records.num_sentences))
   token = np.concatenate([[0], np.cumsum(records.shards[0].sentences.astype(np.int64))])[ends]

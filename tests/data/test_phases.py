@@ -22,7 +22,7 @@ def test_locate():
   assert phases.locate(999) == (1, (100, 512, 64), 99)
 
 
-def test_none_is_one_phase():
+def test_an_empty_list_of_phases_is_one_phase():
   assert Phases.create((), 10, 128, 32) == ((10, 128, 32),)
 
 
@@ -37,7 +37,7 @@ def test_wrong_phases(phases):
     (((3_000_000_000, 128, 8),), 3_000_000_000),
     (((2_000_000_000, 128, 8), (147_483_648, 64, 8)), 2**31)])
 def test_more_steps_than_a_run_can_have(phases, total):
-  """The message names the field that was given, whatever the config file says of train_steps."""
+  """The message names the given field, whatever the config file says about train_steps."""
   config = config_lib.pretraining('tiny')
   config.phases = phases
   with pytest.raises(UserError, match=f'^phases=.* sum to {total}, a run has at most 2147483647'):
@@ -64,7 +64,7 @@ def test_a_batch_warmup_reads_each_row_of_the_epoch_once():
   read = [task.rows(step).tokens.ids for step in range(5 + source.rows // 16)]
   whole = source.batch(0, source.rows // 16 * 16)
   np.testing.assert_array_equal(np.concatenate(read), whole.tokens.ids)
-  # A run that is resumed in the second phase.
+  # A run that resumes in the second phase.
   np.testing.assert_array_equal(_task(phases).rows(13).tokens.ids, read[13])
 
 
@@ -77,7 +77,7 @@ def _read(source, first, count):
 
 
 @pytest.mark.parametrize('lengths', [(32, 64), (64, 32), (16, 128)])
-def test_a_phase_of_another_length_reads_nothing_of_the_epoch_again(lengths, monkeypatch):
+def test_a_phase_of_another_length_repeats_no_token_of_the_epoch(lengths, monkeypatch):
   monkeypatch.setattr(rows_lib, '_WINDOW', 50)  # many windows in a small corpus
   records = varied(250, block=60)
   sources = [RowSource(records, RowLayout(n, 4), 3, TOKENIZER) for n in lengths]
@@ -86,18 +86,18 @@ def test_a_phase_of_another_length_reads_nothing_of_the_epoch_again(lengths, mon
   for epoch in (0, 1):
     for count in np.linspace(1, before.rows - 1, 9).astype(int):
       _, first = first_rows(sources, (epoch * before.rows + count, 1))
-      rest = (epoch + 1) * after.rows - first  # of the epoch
+      rest = (epoch + 1) * after.rows - first  # rows left in the epoch
       assert 0 <= rest < after.rows
       read, left = _read(before, epoch * before.rows, count), _read(after, first, rest)
       assert not read & left
-      # No more than the rest of a window of each length is left out.
+      # At most the rest of one window of each length is left out.
       windows = sum(max(map(int, np.diff(records.blocks[:, 0]))) * np.diff(s._first_block).max()
                     for s in sources)
       assert records.num_tokens - len(read) - len(left) <= windows
   assert first_rows(sources, (before.rows, 1)) == (0, after.rows)  # a whole epoch
 
 
-def test_phases_of_one_length_go_on_at_the_next_row():
+def test_phases_of_one_length_continue_at_the_next_row():
   records = varied(60)
   same = [RowSource(records, RowLayout(32, 4), 0, TOKENIZER) for _ in range(3)]
   assert first_rows(same, (7, 100, 1)) == (0, 7, 107)
@@ -106,7 +106,7 @@ def test_phases_of_one_length_go_on_at_the_next_row():
   assert first_rows((same[0], other, same[0]), (7, 5, 1)) == (0, other.rows, 2 * same[0].rows)
 
 
-def test_the_rows_of_a_run_begin_there(monkeypatch):
+def test_a_second_phase_starts_at_its_first_row(monkeypatch):
   monkeypatch.setattr(rows_lib, '_WINDOW', 50)
   phases = Phases.create(((20, 32, 4), (5, 64, 4)), 25, 0, 0)
   task = _task(phases)

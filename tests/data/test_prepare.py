@@ -18,7 +18,7 @@ def test_no_held_out_sentence_has_the_tokens_of_a_training_sentence(tmp_path, mo
   """Letters with other case, accents or spaces are the same to the model."""
   monkeypatch.setattr(preparation, '_IN_PROCESS', 0)
   documents = conftest.make_documents(60)
-  for i, document in enumerate(documents):  # no two documents write it alike
+  for i, document in enumerate(documents):  # no two documents spell it alike
     letters = [c.upper() if i >> k & 1 else c for k, c in enumerate('cafe ferm')]
     document.append(''.join(letters) + ('e\u0301' if i % 2 else '\u00c9') + '  .')
   corpus = prepare(tmp_path / 'w', conftest.write_corpus(tmp_path / 'c.txt', documents), workers,
@@ -112,7 +112,7 @@ def test_mistakes_leave_nothing_behind(tmp_path, corpus_file):
   assert not (tmp_path / 'r').exists()
 
 
-def test_a_manifest_of_another_program(tmp_path, corpus_file):
+def test_a_manifest_of_another_program_is_refused(tmp_path, corpus_file):
   (tmp_path / 'app').mkdir()
   (tmp_path / 'app/manifest.json').write_text('{"version": 1, "name": "app"}')
   for use in (lambda: prepare(tmp_path / 'app', corpus_file),
@@ -125,7 +125,7 @@ def _die(item):
   os._exit(9)
 
 
-def test_a_users_folder_with_the_name_progress_stays(tmp_path, corpus_file):
+def test_a_users_folder_named_progress_is_kept(tmp_path, corpus_file):
   (tmp_path / 'r/progress').mkdir(parents=True)
   (tmp_path / 'r/progress/notes.txt').write_text('mine')
   with pytest.raises(UserError, match='is not empty .it holds progress/notes.txt.: use another'):
@@ -165,15 +165,15 @@ def test_a_run_reads_prepared_records(tmp_path, corpus_file):
   other.write_text('\n'.join([*tokenizer_base.SPECIAL_TOKENS, 'a', 'b']) + '\n')
   with pytest.raises(UserError, match='is not the vocabulary that made the records'):
     open_corpus(tmp_path / 'v', str(tmp_path / 'r'), vocab=str(other))
-  # Its flag counts, and not the one in tokenizer.json, as in transformers.
+  # As in transformers, this flag wins over the one in tokenizer.json.
   changed = tmp_path / 'r/tokenizer/tokenizer_config.json'
   changed.write_text(changed.read_text().replace('"do_lower_case": true', '"do_lower_case": false'))
   with pytest.raises(UserError, match='is not the tokenizer that made these records'):
     open_corpus(tmp_path / 'u', str(tmp_path / 'r'))
 
 
-def test_to_a_bucket_and_back(tmp_path, corpus_file, monkeypatch):
-  """A local folder plays the bucket: this tests the copying."""
+def test_records_are_written_to_a_bucket_and_read_back(tmp_path, corpus_file, monkeypatch):
+  """A local folder stands in for the bucket: this tests the copying."""
   monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
   monkeypatch.setattr(storage, 'is_remote', lambda path: str(path).startswith(str(tmp_path / 'b')))
   monkeypatch.setattr(storage.network, 'check', lambda url: None)
@@ -181,7 +181,7 @@ def test_to_a_bucket_and_back(tmp_path, corpus_file, monkeypatch):
   preparation.prepare(preparation.Settings(corpus_file, vocab_size=200), str(bucket), 1)
   prepare(tmp_path / 'local', corpus_file)
   assert files(bucket) == files(tmp_path / 'local')
-  assert not storage.local_folder(str(bucket)).exists()  # the staging is gone
+  assert not storage.local_folder(str(bucket)).exists()  # the staging folder is gone
 
   def interrupted(local, remote):
     (remote / 'half').mkdir(parents=True)
@@ -196,7 +196,7 @@ def test_to_a_bucket_and_back(tmp_path, corpus_file, monkeypatch):
   assert files(other) == files(bucket)
   corpus = open_corpus(tmp_path / 'w', str(bucket))
   assert files(storage.local_folder(str(bucket))) == files(bucket)
-  (bucket / 'train-00000.tokens.bin').unlink()  # a second run reads its copy
+  (bucket / 'train-00000.tokens.bin').unlink()  # a second run reads the local copy
   assert open_corpus(tmp_path / 'v', str(bucket)).train.digest == corpus.train.digest
 
 
@@ -233,12 +233,12 @@ def test_changed_files_are_refused(tmp_path):
     preparation.prepare(settings, str(tmp_path / 'r'), 1)
 
 
-def test_tfds_is_prepared_and_trained_on(tmp_path, poems, monkeypatch):
+def test_a_tfds_source_is_prepared(tmp_path, poems, monkeypatch):
   monkeypatch.setenv('TFDS_DATA_DIR', str(poems))
   corpus = prepare(tmp_path / 'r', 'tfds:poems', vocab_size=80, lines_are_sentences=True)
   assert corpus.train.num_documents + corpus.heldout.num_documents == 40
   assert corpus.train.num_sentences == 2 * corpus.train.num_documents
-  # Numbers are in other documents' pieces, the frame of the sentences is not.
+  # The poems differ only in their numbers.
   assert all(d[0].startswith('poem') and d[0].endswith('is red .') and d[1] == 'it is short .'
              for d in sentences(corpus, corpus.train))
 
@@ -251,6 +251,6 @@ def test_counting_different_texts_in_constant_memory():
   assert exact.different() == 20_000 and exact.total == sampled.total == 30_000
   assert len(sampled._hashes) <= 2_000
   assert sampled.different() == pytest.approx(20_000, rel=0.1)
-  # The smallest hashes, which are held out, are all there.
+  # The sample has all of the smallest hashes, which are held out.
   small = sampled.smallest()
   np.testing.assert_array_equal(small, exact.smallest()[:len(small)])

@@ -8,29 +8,29 @@ import sentencepiece
 
 from bert_jax.data import encode, preparation
 from tests import conftest
-from tests.data.test_prepare import _open, _sentences
+from tests.data.corpora import open_corpus, sentences
 
 
-def test_a_published_bpe_has_the_space_before_a_sentence(tmp_path):
-  """RoBERTa's files add none before a text: a sentence inside of one would stick to the last."""
+def test_sentences_of_a_published_bpe_start_with_a_space(tmp_path):
+  """RoBERTa's files add no space before a text: a sentence would stick to the one before it."""
   documents = [[f'The cat saw {i} birds.', 'The end came.'] for i in range(12)]
   source = conftest.write_corpus(tmp_path / 'c.txt', documents)
-  trained = _open(tmp_path / 'w', source, 300, tokenizer='bpe').tokenizer
+  trained = open_corpus(tmp_path / 'w', source, 300, tokenizer='bpe').tokenizer
   settings = json.loads(trained.serialized())
   settings['pre_tokenizer']['add_prefix_space'] = False
   (tmp_path / 'tokenizer.json').write_text(json.dumps(settings))
-  corpus = _open(tmp_path / 'v', source, vocab=str(tmp_path / 'tokenizer.json'), heldout=0.0,
-                 lines_are_sentences=True)
-  sentences = [s for document in _sentences(corpus, corpus.train) for s in document]
+  corpus = open_corpus(tmp_path / 'v', source, vocab=str(tmp_path / 'tokenizer.json'), heldout=0.0,
+                       lines_are_sentences=True)
+  texts = [s for document in sentences(corpus, corpus.train) for s in document]
   expected = corpus.tokenizer.encode_batch([f' {s}' for d in documents for s in d])
-  assert sentences == [' '.join(corpus.tokenizer.tokens(ids)) for ids in expected]
+  assert texts == [' '.join(corpus.tokenizer.tokens(ids)) for ids in expected]
   starts = corpus.train.word_starts(np.arange(corpus.train.num_tokens))
   words = [s.rstrip('.').split() for d in documents for s in d]
   assert starts.sum() == sum(map(len, words))
 
 
 def test_sentencepiece(tmp_path, corpus_file):
-  corpus = _open(tmp_path / 'w', corpus_file, vocab_size=120, tokenizer='sentencepiece')
+  corpus = open_corpus(tmp_path / 'w', corpus_file, vocab_size=120, tokenizer='sentencepiece')
   assert corpus.tokenizer.kind == 'sentencepiece' and corpus.tokenizer.vocab_size <= 120
   assert corpus.counts[:5].sum() == 0
   position = np.arange(corpus.train.num_tokens)
@@ -39,7 +39,7 @@ def test_sentencepiece(tmp_path, corpus_file):
 
 
 @pytest.mark.parametrize('special', [['[CLS]', '[SEP]', '[MASK]'], []])
-def test_each_token_is_a_word_where_no_piece_has_a_space(tmp_path, special):
+def test_each_token_is_a_word_if_no_piece_has_a_space(tmp_path, special):
   documents = [['今日は学校に行く。', f'先生が猫を{i}匹見る。'] for i in range(12)]
   with (tmp_path / 'ja.model').open('wb') as file:
     sentencepiece.SentencePieceTrainer.train(
@@ -47,8 +47,8 @@ def test_each_token_is_a_word_where_no_piece_has_a_space(tmp_path, special):
         add_dummy_prefix=False, hard_vocab_limit=False, minloglevel=2, pad_id=0, unk_id=1,
         bos_id=-1, eos_id=-1, control_symbols=special)
   source = conftest.write_corpus(tmp_path / 'ja.txt', documents)
-  corpus = _open(tmp_path / 'w', source, vocab=str(tmp_path / 'ja.model'), heldout=0.0,
-                 language='ja')
+  corpus = open_corpus(tmp_path / 'w', source, vocab=str(tmp_path / 'ja.model'), heldout=0.0,
+                       language='ja')
   assert not any('\u2581' in piece for piece in corpus.tokenizer.vocab)
   assert corpus.train.num_sentences == 24 and corpus.train.num_tokens > 72
   assert corpus.train.word_starts(np.arange(corpus.train.num_tokens)).all()
@@ -57,7 +57,7 @@ def test_each_token_is_a_word_where_no_piece_has_a_space(tmp_path, special):
 def test_chinese_words_are_marked(tmp_path):
   documents = [['今天天气很好。我们去公园吧！', f'他有{i}只iPhone手机。']  for i in range(8)]
   source = conftest.write_corpus(tmp_path / 'zh.txt', documents)
-  corpus = _open(tmp_path / 'w', source, language='zh', heldout=0.0)
+  corpus = open_corpus(tmp_path / 'w', source, language='zh', heldout=0.0)
   assert {'猫', '公', '园'} - {'猫'} <= set(corpus.tokenizer.vocab)
   assert corpus.train.num_sentences == 8 * 3
   position = np.arange(corpus.train.num_tokens)
@@ -72,11 +72,11 @@ def test_chinese_words_are_marked(tmp_path):
 
 
 @pytest.mark.parametrize('kind, size', [('sentencepiece', 60), ('bpe', 330)])
-def test_chinese_words_are_marked_without_spaces_too(tmp_path, kind, size):
+def test_sentencepiece_and_bpe_mark_chinese_words(tmp_path, kind, size):
   documents = [['今天天气很好。我们去公园吧！', f'他有{i}只手机。']  for i in range(8)]
   source = conftest.write_corpus(tmp_path / 'zh.txt', documents)
-  corpus = _open(tmp_path / 'w', source, language='zh', heldout=0.0, tokenizer=kind,
-                 vocab_size=size)
+  corpus = open_corpus(tmp_path / 'w', source, language='zh', heldout=0.0, tokenizer=kind,
+                       vocab_size=size)
   t = corpus.tokenizer
   (ids, offsets), = t.encode_with_offsets(['今天天气很好。'])
   encoded = encode.Encoder(t, preparation.Settings('', language='zh')).documents(['今天天气很好。'])

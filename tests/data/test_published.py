@@ -1,4 +1,4 @@
-"""Folders in the shapes of published ones, beside the library that their files are of."""
+"""Folders like the published ones, compared with the library of their files."""
 
 import importlib
 import json
@@ -41,7 +41,7 @@ def _protobuf():
 def _reference(folder):
   """A folder as its own library reads it: (text, [text]) -> (ids, offsets)."""
   if not (folder / 'tokenizer.json').exists():
-    # A cased vocabulary without settings is cased, as the TensorFlow loader of its authors has it.
+    # A cased vocabulary without settings is cased, as in its authors' TensorFlow loader.
     cased = {'do_lower_case': False} if folder.name == 'clinicalbert' else {}
     library = transformers.AutoTokenizer.from_pretrained(str(folder), **cased).backend_tokenizer
   else:
@@ -57,11 +57,11 @@ def _reference(folder):
   return read
 
 
-# SentencePiece's own program is the truth for a spiece.model: see test_spiece.py.
+# SentencePiece itself is the reference for a spiece.model: see test_spiece.py.
 BY_LIBRARY = [name for name in published.FOLDERS if name != 'albert']
 
 
-def test_there_are_forty_and_their_rules_differ(folders):
+def test_at_least_forty_folders_have_ten_different_rules(folders):
   rules = set()
   for name in published.FOLDERS:
     path = folders / name / 'tokenizer.json'
@@ -72,7 +72,7 @@ def test_there_are_forty_and_their_rules_differ(folders):
 
 
 @pytest.mark.parametrize('name', BY_LIBRARY)
-def test_ids_and_places_are_the_librarys(folders, name, tmp_path):
+def test_ids_and_offsets_equal_the_library(folders, name, tmp_path):
   folder = folders / name
   ours, read = reader.load(str(folder)), _reference(folder)
   texts = [*tokenizer_checks.hostile(ours), *published_files.TEXTS]
@@ -91,7 +91,7 @@ def test_ids_and_places_are_the_librarys(folders, name, tmp_path):
   for text in roles:
     assert not {ours.cls_id, ours.sep_id, ours.pad_id, ours.mask_id} & {
         *corpus.encode_batch([f'a {text}b'])[0]}
-  # The export is the object that was read.
+  # The export equals the folder.
   shutil.copytree(folder, tmp_path / 'copy')
   for path in (tmp_path / 'copy').iterdir():
     path.unlink()
@@ -103,7 +103,7 @@ def test_ids_and_places_are_the_librarys(folders, name, tmp_path):
 
 
 @pytest.mark.parametrize('name', published.REFUSED)
-def test_what_cannot_be_honored_is_refused_by_its_name(tmp_path, name):
+def test_unsupported_tokenizers_are_refused_by_name(tmp_path, name):
   published.REFUSED[name].write(tmp_path / name)
   with pytest.raises(UserError, match=name):
     reader.load(str(tmp_path / name))

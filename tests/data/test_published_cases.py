@@ -1,4 +1,4 @@
-"""Public bug reports about tokenizers: the right values, found with the library or by hand."""
+"""Public bug reports about tokenizers: the right values, from the library or by hand."""
 
 import json
 import os
@@ -33,11 +33,11 @@ def _tokens(tokenizer, text):
   return tokenizer.tokens(tokenizer.encode_batch([text])[0])
 
 
-# ---- a folder was read in part ------------------------------------------------------------------
+# ---- folders that were read only in part --------------------------------------------------------
 
 
 @pytest.mark.parametrize('name', ['bge', 'gte', 'labse', 'multilingual-e5', 'distilroberta'])
-def test_truncation_and_padding_of_a_file_are_taken_off(tmp_path, name):
+def test_truncation_and_padding_of_a_file_are_ignored(tmp_path, name):
   t = _load(tmp_path, FOLDERS[name].write)
   short, long = t.encode_batch(['fox', 'fox ' * 40])
   assert t.pad_id not in short and len(short) <= 4 and len(long) >= 40  # the file cuts at 16
@@ -68,7 +68,7 @@ def test_markers_stay_whole(tmp_path, name):
   assert '[SEP]' not in _tokens(t.parsing(False), 'fox [SEP]')
 
 
-def test_markers_by_other_names(tmp_path):
+def test_markers_are_read_from_every_settings_field(tmp_path):
   for i, settings in enumerate((
       {'extra_special_tokens': ['<e1>', '</e1>']},
       {'additional_special_tokens': [{'content': '<e1>', 'lstrip': False, 'rstrip': False,
@@ -84,7 +84,7 @@ def test_markers_by_other_names(tmp_path):
     ('klue', 'CAPITAL', ['CAPITAL']), ('japanese-char', 'カナ', ['カ', '##ナ']),
     ('added-tokens', 'covid-19', ['covid-19']), ('added-decoder', 'covid-19 fox', [
         'covid-19', 'fox'])])
-def test_the_rules_of_the_folder_are_kept(tmp_path, name, text, expected):
+def test_the_tokenization_rules_of_a_folder_are_kept(tmp_path, name, text, expected):
   t = _load(tmp_path, FOLDERS[name].write)
   if name == 'quicktour':
     expected = ['c', '##a', '##f', '##e'] if 'cafe' not in t.vocab else expected
@@ -96,7 +96,7 @@ def test_the_rules_of_the_folder_are_kept(tmp_path, name, text, expected):
 @pytest.mark.parametrize('kind', [
     'BertTokenizer', 'BertTokenizerFast', 'DistilBertTokenizer', 'ElectraTokenizerFast',
     'PreTrainedTokenizerFast', None])
-def test_flags_beside_a_tokenizer_json_count_as_in_transformers(tmp_path, kind, flag, value):
+def test_flags_next_to_a_tokenizer_json_act_as_in_transformers(tmp_path, kind, flag, value):
   config = {'do_lower_case': True, flag: value, **({'tokenizer_class': kind} if kind else {})}
   vocab = [*published_files.entries(False), 'Fox', 'café', '文', '文b']
   t = _load(tmp_path, by_json(lambda: wordpiece(vocab=vocab), config,
@@ -124,7 +124,7 @@ def test_special_tokens_stand_where_the_post_processor_says(tmp_path, name, betw
 @pytest.mark.parametrize('text, expected', [
     ('हिन्दी', [(0, 2), (2, 3), (3, 4), (4, 5), (5, 6)]),
     ('e\u0301a', [(0, 1), (1, 2), (2, 3)]), ('กี่', [(0, 1), (1, 2), (2, 3)])])
-def test_marks_that_were_not_stripped_have_places_of_their_own(text, expected):
+def test_marks_that_are_not_stripped_have_their_own_offsets(text, expected):
   pieces = ['हि', '##न', '##्', '##द', '##ी', 'e', '##\u0301', '##a', 'ก', '##ี', '##่']
   t = older.wordpiece([*base.SPECIAL_TOKENS, *pieces], lowercase=False)
   for method in (t.encode_with_offsets, t.encode_with_spans):
@@ -154,7 +154,7 @@ def _json(change=lambda content: content, **options):
 
 
 def _special_behind(content):
-  """The special tokens are no entries of the model, as in DeBERTa v3 and ModernBERT."""
+  """The special tokens are not entries of the model, as in DeBERTa v3 and ModernBERT."""
   vocab = [x for x in content['model']['vocab'] if x not in base.SPECIAL_TOKENS]
   ids = {x: i for i, x in enumerate([*vocab, '[UNK]', '[PAD]', '[CLS]', '[SEP]', '[MASK]'])}
   model = content['model'] | {'vocab': {x: ids[x] for x in [*vocab, '[UNK]']}}
@@ -164,7 +164,7 @@ def _special_behind(content):
                     'post_processor': published_files.template('[CLS]', '[SEP]', ids)}
 
 
-def test_ids_in_a_corpus_are_those_of_the_file(tmp_path):
+def test_a_corpus_reads_added_tokens_and_markers_but_no_mask(tmp_path):
   settings = {'additional_special_tokens': ['[H]']}
   t = _load(tmp_path, by_json(lambda: _special_behind(wordpiece()), settings))
   for parses in (True, False):
@@ -184,7 +184,7 @@ def _template(single, pair):
 @pytest.mark.parametrize('single, pair', [
     ('[CLS] $A [SEP]', '$A $B'), ('[CLS] $A [SEP]', '[CLS] $A [SEP] $B'),
     ('$A [SEP] [CLS]', '$A [SEP] $B [SEP] [CLS]'), ('$A [SEP]', '[CLS] $A [SEP] [SEP] $B [SEP]')])
-def test_one_text_and_two_have_rules_of_their_own(tmp_path, single, pair):
+def test_single_texts_and_pairs_have_their_own_templates(tmp_path, single, pair):
   t = _load(tmp_path, _json(_template(single, pair)))
   library = published_files.tokenizers.Tokenizer.from_file(str(tmp_path / 'tokenizer.json'))
   fox, dog = t.encode_batch(['fox', 'lazy dog'])
@@ -194,7 +194,7 @@ def test_one_text_and_two_have_rules_of_their_own(tmp_path, single, pair):
   assert inputs_lib.special_tokens(t, 2) == pair.count('[')
 
 
-def test_a_file_without_its_rule_keeps_the_rest(tmp_path):
+def test_a_file_without_a_template_gets_the_default_special_tokens(tmp_path):
   for i, own in enumerate((None, {'type': 'ByteLevel', 'add_prefix_space': True,
                                   'trim_offsets': True, 'use_regex': True})):
     t = _load(tmp_path / str(i), by_json(
@@ -208,7 +208,7 @@ def test_a_file_without_its_rule_keeps_the_rest(tmp_path):
     assert again.around == t.around
 
 
-def test_flags_of_special_tokens_in_small_files_count(tmp_path):
+def test_flags_in_special_tokens_map_json_are_applied(tmp_path):
   mask = {'content': '<mask>', 'lstrip': True, 'rstrip': False, 'normalized': False,
           'single_word': False, '__type': 'AddedToken'}
   published.robertas_files(tmp_path)
@@ -222,7 +222,7 @@ def test_flags_of_special_tokens_in_small_files_count(tmp_path):
     ({'tokenizer_class': 'HerbertTokenizerFast'}, 'HerbertTokenizerFast'),
     ({'model_type': 'deberta'}, 'deberta'), ({'model_type': 'roformer'}, 'jieba'),
     ({'tokenizer_class': 'BertweetTokenizer', 'model_type': 'roberta'}, 'BertweetTokenizer')])
-def test_config_json_names_the_class_too(tmp_path, model, name):
+def test_an_unsupported_class_in_config_json_is_refused(tmp_path, model, name):
   published.robertas_files(tmp_path)
   (tmp_path / 'tokenizer_config.json').unlink()
   published_files.write(tmp_path, {'config.json': model})
@@ -231,7 +231,7 @@ def test_config_json_names_the_class_too(tmp_path, model, name):
 
 
 @pytest.mark.parametrize('pre_tokenizer', [{'type': 'Whitespace'}, {'type': 'WhitespaceSplit'}])
-def test_words_where_entries_do_not_mark_them(tmp_path, pre_tokenizer):
+def test_the_pre_tokenizer_marks_word_starts_if_the_entries_do_not(tmp_path, pre_tokenizer):
   content = published_files.byte_level(published_files.BERTS, pre_tokenizer=(
       published_files.tokenizers.pre_tokenizers.Whitespace()), post_processor=lambda ids: None)
   t = _load(tmp_path, by_json(lambda: content | {'pre_tokenizer': pre_tokenizer}))
@@ -242,7 +242,7 @@ def test_words_where_entries_do_not_mark_them(tmp_path, pre_tokenizer):
   assert ids == t.encode_batch(['the quick fox'])[0] and starts.sum() == 3 and starts[0]
 
 
-def test_special_tokens_that_the_file_calls_words_are_text_in_a_corpus(tmp_path):
+def test_special_tokens_without_the_special_flag_are_text_in_a_corpus(tmp_path):
   def change(content):
     return content | {'added_tokens': [x | {'special': False} for x in content['added_tokens']]}
   t = _load(tmp_path, _json(change))
@@ -252,14 +252,14 @@ def test_special_tokens_that_the_file_calls_words_are_text_in_a_corpus(tmp_path)
   assert t.encode_with_masks('a [MASK] b') == [*a, t.mask_id, *b]
 
 
-def test_masks_of_a_file_that_adds_no_token(tmp_path):
+def test_a_file_without_added_tokens_still_encodes_masks(tmp_path):
   t = _load(tmp_path / 'a', _json(lambda content: content | {'added_tokens': []}))
   assert t.tokens(t.encode_with_masks('a [MASK] b')) == ['a', '[MASK]', 'b']
   t.save(epath.Path(tmp_path / 'b'))
   assert reader.load(str(tmp_path / 'b')).serialized() == t.serialized()
 
 
-def test_a_word_that_is_special_too_is_an_entry_of_a_corpus(tmp_path):
+def test_a_word_with_the_special_flag_is_read_in_a_corpus(tmp_path):
   t = _load(tmp_path, _json(added=[token('covid', published_files.entries(False).index('covid'))]))
   assert _tokens(t.parsing(False), 'the covid') == ['the', 'covid']
 
@@ -278,7 +278,7 @@ def test_models_that_cannot_be_used(tmp_path, change, message):
     reader.load(str(tmp_path))
 
 
-def test_tables_beyond_reason_are_refused(tmp_path):
+def test_a_table_of_too_many_rows_is_refused(tmp_path):
   FOLDERS['bert-base-uncased'].write(tmp_path)
   published_files.write(tmp_path, {'config.json': {'vocab_size': 10**11}})
   with pytest.raises(UserError, match='a table of 100,000,000,000 rows'):
@@ -286,7 +286,7 @@ def test_tables_beyond_reason_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize('name, text', [('quicktour', 'CAPITAL'), ('bert-base-uncased', 'CAPITAL')])
-def test_capitals_stay_where_that_is_asked(tmp_path, name, text):
+def test_capitals_stay_if_lowercase_is_false(tmp_path, name, text):
   t = _load(tmp_path, FOLDERS[name].write)
   assert t.normalized(text) == text.lower()
   assert reader.load(str(tmp_path), False).normalized(text) == text
@@ -300,7 +300,7 @@ def test_settings_survive_a_save(tmp_path):
   assert base.digest(_load(tmp_path / 'c', other)) != base.digest(t)
 
 
-def test_the_class_tells_a_bert_from_an_mpnet(tmp_path):
+def test_the_tokenizer_class_distinguishes_bert_from_mpnet(tmp_path):
   special = (*base.SPECIAL_TOKENS, '<pad>', '<s>', '</s>', '<mask>')
   t = _load(tmp_path, by_vocab(False, {'tokenizer_class': 'BertTokenizer'}, special))
   assert t.tokens([t.cls_id, t.sep_id]) == ['[CLS]', '[SEP]'] and len(t.around.two[1]) == 1
@@ -318,7 +318,7 @@ def test_a_cased_vocabulary_without_settings_is_cased(tmp_path):
   assert reader.load(str(tmp_path), False).serialized() == t.serialized()  # the remedy
 
 
-def test_settings_count_more_than_the_default_of_a_config(tmp_path, capsys):
+def test_settings_of_a_folder_win_over_the_config_default(tmp_path, capsys):
   cased = _load(tmp_path / 'a', FOLDERS['biobert'].write)
   assert reader.load(str(tmp_path / 'a'), True).serialized() == cased.serialized()
   t = _load(tmp_path / 'b', by_vocab(True, {'do_lower_case': True}))
@@ -326,14 +326,14 @@ def test_settings_count_more_than_the_default_of_a_config(tmp_path, capsys):
   assert reader.load(str(tmp_path / 'b'), False).lowercase is False
 
 
-def test_of_a_double_entry_the_last_counts(tmp_path, capsys):
+def test_the_last_of_two_equal_entries_wins(tmp_path, capsys):
   vocab = [*base.SPECIAL_TOKENS, 'dog', 'cat', 'dog', 'eel']
   t = _load(tmp_path, lambda folder: published_files.write(folder, {'vocab.txt': vocab}))
   assert t.encode_batch(['cat dog eel']) == [[6, 7, 8]] and t.vocab_size == 9
   assert "vocab.txt: 1 entries occur twice, such as 'dog'" in capsys.readouterr().err
 
 
-def test_a_model_of_another_kind_under_its_right_name(tmp_path):
+def test_a_misnamed_model_is_read_after_a_rename(tmp_path):
   model, _ = published_files.alberts_model()
   published_files.write(tmp_path, {'sentencepiece.bpe.model': model})
   with pytest.raises(UserError, match='name a model of another kind spiece.model'):
@@ -368,7 +368,7 @@ for kind, size in (('wordpiece', 300), ('bpe', 320), ('sentencepiece', 900)):
 '''
 
 
-def test_two_processes_train_the_same_vocabulary():
+def test_every_process_trains_the_same_vocabulary():
   """600 characters occur three times each; the alphabet has room for 100."""
   rare = [' '.join(chr(0x4e00 + i) + chr(0x3b1 + i % 20) for i in range(600)) for _ in range(3)]
   texts = json.dumps([*rare, *(s for d in conftest.make_documents(20) for s in d)])
@@ -378,7 +378,7 @@ def test_two_processes_train_the_same_vocabulary():
   assert len(results) == 1 and len(results.pop().split()) == 3
 
 
-def test_the_alphabet_is_the_most_frequent_characters_then_the_first():
+def test_the_alphabet_keeps_the_most_frequent_then_the_lowest_characters():
   rare = [chr(0x4e00 + i) for i in range(200)]
   texts = [' '.join(rare[::-1])] * 2 + [f'{rare[150]} {rare[199]}'] * 2
   kept = {x for x in training.train('wordpiece', lambda: texts, 300, False).vocab if x in rare}

@@ -36,7 +36,7 @@ def test_round_trip(tmp_path):
 
 
 @pytest.mark.parametrize('shards', [1, 2, 3])
-def test_blocks_and_shards_are_numbered_through(shards):
+def test_block_and_document_numbers_continue_across_shards(shards):
   documents = [[5, 5], [30, 30, 30, 30], [7], [9, 9, 9], [4]]
   split = made.make_records(documents, block=16, shards=shards)
   assert split.tokens(np.arange(split.num_tokens)).tolist() == list(
@@ -61,7 +61,7 @@ def test_sentences_too_long_to_store_are_split():
   assert lengths.tolist() == [3, longest, longest, 5, 7] and pieces.tolist() == [1, 3, 1]
 
 
-def test_damage_is_named(tmp_path):
+def test_damaged_records_are_refused(tmp_path):
   manifest = _write(tmp_path)
   path = tmp_path / 'train-00000.tokens.bin'
   whole = path.read_bytes()
@@ -82,14 +82,14 @@ def test_damage_is_named(tmp_path):
     records.read_manifest(made.path(tmp_path))
 
 
-def test_the_digest_is_of_tokenizer_and_content(tmp_path):
+def test_the_digest_is_reproducible_and_covers_the_tokenizer(tmp_path):
   manifest = _write(tmp_path)
   assert manifest['digest'] == records.digest(manifest) == _write(tmp_path)['digest']
   assert manifest['digest'] != records.digest({**manifest, 'tokenizer': 'y'})
 
 
-# Sparse files stand for 2.5 billion tokens: only the index is real. Run apart, for its memory
-# (VmHWM: ru_maxrss would begin with the parent's).
+# Sparse files stand in for 2.5 billion tokens; only the index is real. A process of its own shows
+# its peak memory (VmHWM, because ru_maxrss starts at the parent's value).
 _SEEK = '''
 import sys, time
 import numpy as np

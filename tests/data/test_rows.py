@@ -23,7 +23,7 @@ def source(records, max_len=32, seed=0, pairs=4, sequences='next_sentence', **kw
 
 
 def pairs_of(batch, i):
-  """(label, A, B) of every pair in row i, after checks of all contents of the row."""
+  """Checks row i; returns (label, A, B) of each of its pairs."""
   ids, pair, types = batch.tokens.ids[i], batch.tokens.text_ids[i], batch.tokens.type_ids[i]
   triples = []
   end = 0
@@ -33,7 +33,7 @@ def pairs_of(batch, i):
       assert batch.labels[i, p - 1] == batch.cls_positions[i, p - 1] == 0
       assert batch.pair_weights[i, p - 1] == 0
       continue
-    assert here[0] == end == batch.cls_positions[i, p - 1]  # one after another, without a gap
+    assert here[0] == end == batch.cls_positions[i, p - 1]  # one after the other, without a gap
     end = here[-1] + 1
     np.testing.assert_array_equal(here, np.arange(here[0], end))
     np.testing.assert_array_equal(batch.tokens.positions[i, here], np.arange(len(here)))
@@ -41,7 +41,7 @@ def pairs_of(batch, i):
     ordinary = ids[here] >= FIRST
     a, b = ids[here][ordinary & (types[here] == 0)], ids[here][ordinary & (types[here] == 1)]
     assert ids[here[0] + 1 + len(a)] == TOKENIZER.sep_id
-    assert batch.pair_weights[i, p - 1] == (len(b) > 0)  # a text alone has no label
+    assert batch.pair_weights[i, p - 1] == (len(b) > 0)  # a single text has no label
     segments = 3 if len(b) else 2
     assert len(here) == len(a) + len(b) + segments  # no other special token
     np.testing.assert_array_equal(types[here], [0] * (len(a) + 2) + [1] * (len(here) - len(a) - 2))
@@ -54,7 +54,7 @@ def pairs_of(batch, i):
 
 
 @pytest.mark.parametrize('seed', (3, 0))
-def test_the_rows_drawn_for_readers(seed):
+def test_the_rows_drawn_in_the_docstring_are_real(seed):
   walk = source(make_records(_DOCUMENTS), 24, seed, 3)
   rows = walk.batch(0, walk.rows)
   full = int(np.argmax(rows.tokens.text_ids.any(1)))  # the other row is empty
@@ -69,7 +69,7 @@ def test_the_rows_drawn_for_readers(seed):
   assert not rows.tokens.text_ids[1 - full].any()
 
 
-def test_segments_begin_at_documents_and_around_sentences_alone():
+def test_segments_begin_at_documents_and_around_sentences_that_stand_alone():
   alone = np.array([False, True, False, False, False])
   np.testing.assert_array_equal(pairs_lib._segments(np.array([0, 3]), alone), [0, 1, 2, 3, 5])
   alone[4] = True  # the last one: nothing is behind it
@@ -89,7 +89,8 @@ def test_neighboring_texts_are_one_stretch():
 @given(documents=CORPORA, max_len=st.sampled_from([8, 16, 32]), pairs=st.sampled_from([1, 3, 8]),
        sequences=st.sampled_from(pairs_lib.SEQUENCES), seed=st.integers(0, 3),
        shards=st.integers(1, 3), block=st.sampled_from([16, 100, 8192]))
-def test_every_epoch_of_every_corpus(documents, max_len, pairs, sequences, seed, shards, block):
+def test_an_epoch_uses_each_token_once_with_true_labels(documents, max_len, pairs, sequences,
+                                                        seed, shards, block):
   records = make_records(documents, block, shards)
   walk = source(records, max_len, seed, pairs, sequences)
   sizes = np.array([sum(d) for d in documents])
@@ -127,7 +128,7 @@ def test_every_epoch_of_every_corpus(documents, max_len, pairs, sequences, seed,
     assert len(used) == len(set(used.tolist())) == sizes.sum()  # every token is used once
 
 
-def test_labels_are_half_and_half_and_length_does_not_tell():
+def test_labels_are_balanced_and_independent_of_length():
   for max_len in (64, 512):
     walk = source(varied(3000), max_len)
     pairs, _ = benchmark.epoch(walk, 10**9)
@@ -139,7 +140,7 @@ def test_labels_are_half_and_half_and_length_does_not_tell():
 
 @functools.cache
 def prose(chinese):
-  """Records like Wikipedia's, and the class of each token: how sentences begin and end shows."""
+  """Records like Wikipedia's; token classes that mark how sentences begin and end."""
   rng = np.random.default_rng(0)
   documents = []
   for _ in range(6000):
@@ -154,15 +155,15 @@ def prose(chinese):
   draw = lambda common, rare, n: np.where(rng.random(n) < 0.95, common, rare)
   classes[end - lengths, 0] = draw(inner, digit, len(end))
   classes[end - 1, 1] = draw(mark, letter, len(end))
-  first = np.cumsum([sum(d) for d in documents])[:-1]  # of a document: it begins with its title
+  first = np.cumsum([sum(d) for d in documents])[:-1]  # of a document, which begins with its title
   classes[first, 0] = rng.choice([inner, other], len(first))
   return records, np.concatenate([np.full((FIRST, 2), other), classes])
 
 
 @pytest.mark.parametrize('chinese', [False, True])
 @pytest.mark.parametrize('sequences', pairs_lib.SEQUENCES[:2])
-def test_bounds_lengths_punctuation_and_capitals_do_not_tell_the_label(sequences, chinese):
-  # Pairs that are cut inside sentences, too, let the rule guess 0.64 to 0.85 of the labels.
+def test_bounds_lengths_punctuation_and_capitals_do_not_predict_the_label(sequences, chinese):
+  # If pairs are cut inside sentences, the rule guesses 0.64 to 0.85 of the labels.
   records, classes = prose(chinese)
   pairs, _ = benchmark.epoch(source(records, 128, pairs=8, sequences=sequences), 9)
   label = pairs.label[pairs.has_b]
@@ -174,7 +175,7 @@ def test_bounds_lengths_punctuation_and_capitals_do_not_tell_the_label(sequences
 def test_packed_rows_are_full():
   rng = np.random.default_rng(0)
   sentences = lambda: list(rng.lognormal(3.2, 0.5, rng.integers(5, 40)).astype(int) + 2)
-  records = make_records([sentences() for _ in range(3000)])  # as long as those of Wikipedia
+  records = make_records([sentences() for _ in range(3000)])  # as long as Wikipedia's
   for max_len, least in ((128, 0.97), (512, 0.985)):
     walk = source(records, max_len, pairs=8)
     batch = walk.batch(0, walk.rows)
@@ -184,8 +185,8 @@ def test_packed_rows_are_full():
     assert (batch.tokens.text_ids > 0).mean() > 1.1 * (unpacked.tokens.text_ids > 0).mean()
 
 
-def test_a_document_with_most_of_the_text_gives_no_false_label():
-  # Only as many of its chunks as others can be exchanged.
+def test_labels_are_true_if_one_document_has_most_of_the_text():
+  # Its chunks can be exchanged only with the few chunks of the other document.
   records = make_records([[5] * 400, [5] * 8], block=100)
   walk = source(records, 16)
   batch = walk.batch(0, walk.rows)
@@ -218,7 +219,7 @@ def test_rows_by_hand():
 
 
 def test_words_start_at_segments_and_where_the_records_say():
-  # Every third token starts a word: 6 9 12 ...; a segment that begins inside a word starts one too.
+  # Every third token starts a word: 6 9 12 ... A segment that begins inside a word starts one too.
   records = make_records([[6, 6], [6, 6]], words=lambda tokens: tokens % 3 == 0)
   pairs = pairs_lib.Pairs(*(np.array([[x]]) for x in (2, 4, 6, 3, 0)))  # 7 8 9 10 | 11 12 13
   rows = rows_lib.gather(records, pairs, RowLayout(12, 1), TOKENIZER, np.array([0]), words=True)
@@ -226,12 +227,12 @@ def test_words_start_at_segments_and_where_the_records_say():
   np.testing.assert_array_equal(rows.word_start[0], [1, 1, 0, 1, 0, 1, 1, 1, 0, 1, 0, 0])
 
 
-def test_a_step_is_a_pure_function_and_shares_make_up_the_batch():
+def test_a_step_is_reproducible_and_its_slices_make_up_the_batch():
   records = varied(block=200, shards=3)
   walked = source(records)
   epochs = 3 * walked.rows // 16 + 1
   batches = [walked.batch(step, 16) for step in range(epochs)]
-  for step in (0, epochs - 1, epochs // 2):  # a new source seeks to where the other one walked
+  for step in (0, epochs - 1, epochs // 2):  # a new source seeks to the steps of the other source
     fresh = source(records).batch(step, 16)
     for name, x in arrays(fresh).items():
       np.testing.assert_array_equal(x, arrays(batches[step])[name])
@@ -244,7 +245,7 @@ def test_a_step_is_a_pure_function_and_shares_make_up_the_batch():
 
 
 def test_shards_do_not_change_the_rows():
-  # Only where a shard ends may a block end too: with one block a document they are the same.
+  # A block also ends where its shard ends. One block per document makes the blocks equal.
   documents = [[5, 6, 7]] * 40
   one, three = make_records(documents, block=2), make_records(documents, block=2, shards=3)
   of_three = arrays(source(three).batch(3, 16))

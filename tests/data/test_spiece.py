@@ -1,4 +1,4 @@
-"""SentencePiece models: the library's ids, and text and digits treated as ALBERT has it."""
+"""SentencePiece models give the library's ids, and clean text and digits as ALBERT does."""
 
 import io
 import json
@@ -71,9 +71,9 @@ def folder(path, model, **settings):
   return path
 
 
-def test_ids_are_the_librarys(tmp_path):
+def test_ids_equal_the_library(tmp_path):
   path = tmp_path / 'm.model'
-  with path.open('wb') as f:  # as T5 has it: no [CLS], [SEP] or [MASK]
+  with path.open('wb') as f:  # like T5: no [CLS], [SEP] or [MASK]
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(TEXTS), model_writer=f, vocab_size=90, hard_vocab_limit=False,
         minloglevel=2, pad_id=0, eos_id=1, unk_id=2, bos_id=-1)
@@ -84,7 +84,7 @@ def test_ids_are_the_librarys(tmp_path):
   assert (t.pad_id, t.unk_id) == (0, 2)
   assert (t.cls_id, t.sep_id, t.mask_id, t.vocab_size) == (size, size + 1, size + 2, size + 3)
   assert t.tokens([size + 2]) == ['[MASK]']
-  # Offsets count characters of the text as it was written; no token has the space before it.
+  # Offsets count characters of the original text; no token includes the space before it.
   text = 'Über  the fine 😀 dogs, the end'
   (ids, spans), = t.encode_with_offsets([text])
   assert ids == t.encode_batch([text])[0]
@@ -100,18 +100,18 @@ def test_a_published_albert_reads_lower_case_without_accents(tmp_path, model):
   assert t.encode_with_masks('CAFÉ [MASK]')[:-1] == plain.encode('cafe ')
   (ids, spans), = t.encode_with_offsets([TEXT])
   assert ids == plain.encode(clean)
-  # Of the text as it was written: both quotes, and the letters that are stripped.
+  # The spans cover the original text, with both quotes and the stripped accents.
   assert ''.join(TEXT[a:b] for a, b in spans) == TEXT.replace(' ', '')
   assert t.encode_with_offsets([''])[0][1] == []
 
 
 @pytest.mark.parametrize('cleaning', [spiece.Cleaning(), spiece.Cleaning(True, True)])
-def test_hostile_strings_are_cut_as_published(model, with_commas, cleaning):
+def test_hostile_strings_give_the_published_ids(model, with_commas, cleaning):
   commas = spiece.SentencePiece(with_commas, cleaning)
   for serialized in (model, with_commas):
     t = spiece.SentencePiece(serialized, cleaning)
     for text in (*tokenizer_checks.HOSTILE, TEXT, 'x ``9,9\'\' 13,'):
-      if '[MASK]' in text:  # theirs looks its text up as if it were a piece
+      if '[MASK]' in text:  # the reference looks [MASK] up as a piece
         continue
       expected = published(serialized, cleaning, text)
       (ids, spans), = t.encode_with_offsets([text])
@@ -145,7 +145,7 @@ def test_an_export_reads_the_same_in_transformers(tmp_path, with_commas, cleanin
     ({'do_lower_case': False, 'keep_accents': True}, spiece.Cleaning(False, False)),
     ({'do_lower_case': False}, spiece.Cleaning(False, True)),
     ({'keep_accents': True}, spiece.Cleaning(True, False))])
-def test_settings_go_there_and_back(tmp_path, model, settings, expected):
+def test_cleaning_settings_survive_a_save(tmp_path, model, settings, expected):
   t = tokenizer_reader.load(folder(tmp_path / 'a', model, **settings))
   assert t._cleaning == expected
   t.save(epath.Path(tmp_path / 'b'))
@@ -158,6 +158,6 @@ def test_settings_go_there_and_back(tmp_path, model, settings, expected):
   assert len(others) == 4
 
 
-def test_a_setting_that_is_none(tmp_path, model):
+def test_a_setting_that_is_not_boolean_is_refused(tmp_path, model):
   with pytest.raises(UserError, match="keep_accents='no', which is neither true nor false"):
     tokenizer_reader.load(folder(tmp_path / 'a', model, keep_accents='no'))

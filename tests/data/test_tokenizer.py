@@ -37,7 +37,7 @@ def test_the_published_example():
                                         102]
 
 
-def test_tokens_that_were_added_to_a_published_vocabulary(tmp_path):
+def test_added_tokens_of_a_published_vocabulary_are_read(tmp_path):
   (tmp_path / 'vocab.txt').write_text('\n'.join([*tokenizer_base.SPECIAL_TOKENS, 'the', 'dog', '-',
                                                  'covid', '19']))
   theirs = transformers.BertTokenizerFast(str(tmp_path / 'vocab.txt'))
@@ -63,7 +63,7 @@ def test_tokens_that_were_added_to_a_published_vocabulary(tmp_path):
      'is not a tokenizer: missing field'),
     ('spiece.model', '', 'is empty: it is not a SentencePiece model'),
     ('spm.model', '', 'is empty: it is not a SentencePiece model')])
-def test_files_that_are_no_vocabulary(tmp_path, name, content, message):
+def test_files_without_a_vocabulary_are_refused(tmp_path, name, content, message):
   (tmp_path / name).write_text(content)
   with pytest.raises(UserError, match=message):
     tokenizer_reader.load(str(tmp_path))
@@ -101,7 +101,7 @@ def test_train_save_load(kind, size, tmp_path):
   assert t.mask_id not in t.encode_batch(['The [MASK] runs.'])[0]
 
 
-def test_sentencepiece_is_trained_on_the_longest_sentences_of_a_corpus():
+def test_sentencepiece_also_learns_from_the_longest_sentences():
   document = f'{"字" * 1_398}\n{"猫" * 1_397}\n{"😀" * 16_384}'  # 4,194, 4,191 and 65,536 bytes
   sentences = [*corpus.Settings('', language='zh').sentences(document), *TEXTS]
   assert list(map(len, sentences[:3])) == [1_398, 1_397, 16_384]
@@ -139,8 +139,8 @@ def test_training_a_vocabulary_twice_gives_the_same():
 CASED = [s.title() + ' Über naïve 中文 😀\n  two  spaces <mask> </s>' for s in TEXTS[:20]]
 
 
-def test_byte_level_bpe_is_the_librarys(tmp_path):
-  """As a RoBERTa's folder has it, in its two files or in one."""
+def test_byte_level_bpe_equals_the_library(tmp_path):
+  """From the two files of a RoBERTa folder, or from one tokenizer.json."""
   library = tokenizers.ByteLevelBPETokenizer()
   library.train_from_iterator(CASED, vocab_size=330, special_tokens=[
       '<s>', '<pad>', '</s>', '<unk>', '<mask>'], show_progress=False)
@@ -156,7 +156,7 @@ def test_byte_level_bpe_is_the_librarys(tmp_path):
   assert {CASED[0][a:b] for a, b in spans} >= {'😀', '中文', 'Über'}
   assert not any(CASED[0][a:b] != CASED[0][a:b].lstrip(' ') for a, b in spans)
   starts = [CASED[0][a:b] for i, (a, b) in zip(ids, spans) if t.word_starts()[i]]
-  assert len(starts) == CASED[0].count(' ') - 1  # after the end of a line it is with that
+  assert len(starts) == CASED[0].count(' ') - 1  # the space after a line end joins its token
   masked = t.encode_with_masks('One [MASK] two')
   assert masked == [*t.encode_batch(['One '])[0], 4, *t.encode_batch([' two'])[0]]
 
@@ -193,7 +193,7 @@ def test_bad_byte_level_bpe(tmp_path):
                          ({'post_processor': undefined}, "adds '<s>', which it does not define"),
                          ({'post_processor': nested}, "adds '<s>', which it does not define"),
                          ({'post_processor': [1]}, 'is not a tokenizer'),
-                         ({'model': panic}, 'is not a tokenizer: range'),  # in Rust
+                         ({'model': panic}, 'is not a tokenizer: range'),  # a panic in Rust
                          ({'added_tokens': huge}, "adds '<s>' as entry 2147483648")):
     (tmp_path / 'tokenizer.json').write_text(json.dumps(good | wrong))
     with pytest.raises(UserError, match=message):
@@ -227,7 +227,7 @@ KINDS = [dict(lowercase=lowercase, strip_accents=strip, split_chinese=split)
 
 
 @pytest.mark.parametrize('settings', KINDS, ids=str)
-def test_every_simple_character_is_normalised_as_the_library_does(settings):
+def test_every_simple_character_is_normalized_as_by_the_library(settings):
   t = older.wordpiece(tokenizer_base.SPECIAL_TOKENS, **settings)
   simple = [chr(i) for i in range(1 << 16) if library._SIMPLE.fullmatch(chr(i))]
   assert len(simple) > 27_000
@@ -257,7 +257,7 @@ def test_an_accent_that_is_stripped_belongs_to_its_token():
   assert [text[a:b] for a, b in spans] == ['cafe\u0301', 'x']
 
 
-def test_a_table_that_is_padded_for_speed(tmp_path):
+def test_a_padded_table_gets_unused_entries(tmp_path):
   entries = [*tokenizer_base.SPECIAL_TOKENS, 'dog', 'un', '##used', '[', ']']
   _vocab(tmp_path / 'vocab.txt', entries)
   (tmp_path / 'config.json').write_text('{"vocab_size": 64}')

@@ -51,12 +51,12 @@ def test_a_workdir_keeps_its_corpus(tmp_path, corpus_file):
   assert first.train.digest == again.train.digest
   assert first.unigram_entropy == again.unigram_entropy
   other = open_corpus(tmp_path / 'v', corpus_file)
-  assert other.train.digest == first.train.digest  # a new one is the same
+  assert other.train.digest == first.train.digest  # a new workdir gets the same records
   with pytest.raises(UserError, match='made with data.heldout=0.1, now it is 0.2'):
     open_corpus(tmp_path / 'w', corpus_file, heldout=0.2)
 
 
-def test_two_documents_are_never_held_out(tmp_path):
+def test_at_least_two_documents_stay_in_training(tmp_path):
   source = conftest.write_corpus(tmp_path / 'c.txt', conftest.make_documents(8))
   corpus = open_corpus(tmp_path / 'w', source, heldout=0.95)
   assert (corpus.train.num_documents, corpus.heldout.num_documents) == (2, 6)
@@ -65,7 +65,7 @@ def test_two_documents_are_never_held_out(tmp_path):
 
 
 def test_a_mixture_trains_its_vocabulary_after_a_kill(tmp_path, corpus_file):
-  (tmp_path / 'w/vocabulary/progress').mkdir(parents=True)  # of a run that was killed
+  (tmp_path / 'w/vocabulary/progress').mkdir(parents=True)  # left by a killed run
   corpus = open_corpus(tmp_path / 'w', f'{corpus_file}=1,{corpus_file}=1')
   assert 100 < corpus.tokenizer.vocab_size <= 200
   assert not (tmp_path / 'w/vocabulary/progress').exists()
@@ -93,7 +93,7 @@ def test_a_text_that_changed_before_the_run_began_is_prepared_again(tmp_path):
   before = open_corpus(tmp_path / 'w', source).train.digest
   written = os.stat(tmp_path / 'w/corpus/manifest.json').st_mtime_ns
   assert open_corpus(tmp_path / 'w', source).train.digest == before
-  assert os.stat(tmp_path / 'w/corpus/manifest.json').st_mtime_ns == written  # it is kept
+  assert os.stat(tmp_path / 'w/corpus/manifest.json').st_mtime_ns == written  # the corpus is kept
   conftest.write_corpus(tmp_path / 'a.txt', conftest.make_documents(50))
   corpus = open_corpus(tmp_path / 'w', source)
   assert corpus.train.num_documents + corpus.heldout.num_documents == 50
@@ -115,7 +115,7 @@ def test_a_text_that_changed_after_the_run_began_is_refused(tmp_path, parts):
   before = open_corpus(workdir, source).train.digest
   begin(workdir)
   kept = files(workdir)
-  os.utime(texts / 'a.txt', (1, 1))  # a copy on another machine
+  os.utime(texts / 'a.txt', (1, 1))  # as a copy on another machine has
   assert open_corpus(workdir, source).train.digest == before
   conftest.write_corpus(texts / 'b.txt', conftest.make_documents(50))
   with pytest.raises(UserError) as e:
@@ -203,7 +203,7 @@ def test_a_workdir_moves_with_its_vocabulary(tmp_path, monkeypatch):
       'one_moved/corpus: give that vocabulary, or use another --workdir')
 
 
-def test_small_corpora(tmp_path):
+def test_a_corpus_of_three_documents_holds_nothing_out(tmp_path):
   three = conftest.write_corpus(tmp_path / 'three.txt', conftest.make_documents(3))
   corpus = open_corpus(tmp_path / 'w', three)
   assert corpus.heldout.num_documents == 0 and corpus.unigram_entropy is None

@@ -24,7 +24,7 @@ def sentence(rng, subject: str) -> str:
   return f'{first} {subject} and {rng.choice(SUBJECTS)} {rng.choice(["today", "again", "now"])}.'
 
 
-def made():
+def make_tasks():
   """A classification, an STS and a retrieval task, with their data."""
   import datasets
   from mteb.abstasks.classification import AbsTaskClassification
@@ -92,7 +92,7 @@ def folder(tmp_path_factory):
 
 @needs_mteb
 @pytest.mark.parametrize('prompted', [False, True])
-def test_scores_are_those_through_sentence_transformers(prompted, folder):
+def test_scores_equal_sentence_transformers(prompted, folder):
   import mteb
 
   from bert_jax.mteb import Encoder
@@ -100,7 +100,7 @@ def test_scores_are_those_through_sentence_transformers(prompted, folder):
   scores = []
   for encoder in (Encoder(model), sentence_transformers.SentenceTransformer(model, device='cpu')):
     # The tasks draw their data again, from the same seed.
-    results = mteb.evaluate(encoder, made(), cache=None, show_progress_bar=False)
+    results = mteb.evaluate(encoder, make_tasks(), cache=None, show_progress_bar=False)
     scores.append({x.task_name: x.get_score() for x in results.task_results})
   assert set(scores[0]) == {'MadeClasses', 'MadeSimilar', 'MadeFinding'}
   assert scores[0] == pytest.approx(scores[1], abs=1e-4)
@@ -112,7 +112,7 @@ def test_prompts_follow_mteb_and_then_the_model(folder):
   from mteb.types import PromptType
 
   from bert_jax.mteb import Encoder
-  encoder, task = Encoder(folder), made()[2].metadata
+  encoder, task = Encoder(folder), make_tasks()[2].metadata
   assert encoder.prompt(task, PromptType.query) == 'query'
   assert encoder.prompt(task, PromptType.document) == 'document'
   assert encoder.prompt(task, None) is None
@@ -127,7 +127,7 @@ def test_prompts_follow_mteb_and_then_the_model(folder):
 def test_the_suite_writes_its_table_and_the_files_of_mteb(tmp_path, monkeypatch):
   import mteb
   monkeypatch.setattr(mteb, 'get_tasks', lambda tasks: [
-      task for task in made() if task.metadata.name in tasks])
+      task for task in make_tasks() if task.metadata.name in tasks])
   suites.run(MINILM, 'mteb', '', str(tmp_path / 'out.json'),
              {'tasks': ['MadeSimilar', 'MadeFinding']})
   report = json.loads((tmp_path / 'out.json').read_text())

@@ -1,4 +1,4 @@
-"""int8: the table has the true accuracy of both files, and a bound is kept."""
+"""int8: the table has the true accuracy of both files, and --most_lost is enforced."""
 
 import re
 import subprocess
@@ -68,7 +68,7 @@ def test_a_mistake_in_the_examples_ends_the_command_before_it_writes(tmp_path):
   assert not (tmp_path / 'out').exists()
 
 
-def test_fields_are_for_a_classifier():
+def test_fields_are_refused_without_a_classifier():
   model = folder.exported(test_onnx.make('bert', 'embedder'))
   with pytest.raises(UserError, match='--fields has no effect here'):
     Texts(model, 'model', 'x', ['format=glue/sst2'])

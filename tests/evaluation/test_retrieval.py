@@ -21,7 +21,7 @@ from tests import made_tasks
 
 
 def theirs(run, qrels) -> dict[str, float]:
-  """The means of pytrec_eval, which has no MRR@10: that of runs of ten."""
+  """The means of pytrec_eval. It has no MRR@10: the MRR of the first ten hits replaces it."""
   measures = {'ndcg_10': 'ndcg_cut_10', 'map': 'map_cut_100', 'recall': 'recall_100'}
   of_query = pytrec_eval.RelevanceEvaluator(qrels, set(measures.values())).evaluate(
       {query: dict(hits) for query, hits in run.items()})
@@ -32,8 +32,8 @@ def theirs(run, qrels) -> dict[str, float]:
   return means | {'mrr_10': np.mean([s['recip_rank'] for s in first.values()])}
 
 
-def test_scores_are_those_of_trec_eval():
-  """With grades from -1 to 3, many equal scores, and documents that nobody judged."""
+def test_scores_equal_trec_eval():
+  """With grades from -1 to 3, many equal scores, and documents without a judgment."""
   rng, run, qrels = np.random.default_rng(0), {}, {}
   for i in range(60):
     names = [f'd{n}' for n in rng.permutation(300)[:100]]
@@ -48,7 +48,7 @@ def test_scores_are_those_of_trec_eval():
 
 
 def test_scores_by_hand():
-  # Relevant at 2 (grade 1) and 4 (grade 3) of four; a third one (grade 2) is not in the list.
+  # Hits 2 (grade 1) and 4 (grade 3) of four are relevant; a third document (grade 2) is missing.
   scores = metrics.ranking(np.array([0, 1, 0, 3]), np.array([1, 3, 2, 0]))
   dcg, ideal = 1 / np.log2(3) + 3 / np.log2(5), 3 + 2 / np.log2(3) + 1 / np.log2(4)
   assert scores == pytest.approx({'ndcg_10': dcg / ideal, 'mrr_10': 1 / 2,
@@ -59,7 +59,7 @@ def test_scores_by_hand():
 
 @pytest.fixture(scope='module')
 def folder(tmp_path_factory):
-  """130 documents, 20 of which repeat others, 12 queries, the last of which nobody judges."""
+  """130 documents, of which 20 repeat others; 12 queries, of which the last has no judgment."""
   path, rng = tmp_path_factory.mktemp('beir'), np.random.default_rng(0)
 
   def text(low, high):
@@ -69,11 +69,11 @@ def folder(tmp_path_factory):
                for i in range(110)]
   documents += [documents[i] | {'_id': f'e{i}'} for i in range(20)]
   queries = [{'_id': f'q{i}', 'text': text(1, 4)} for i in range(12)]
-  queries[0] |= {'_id': 'd7'}  # a query of the same name as a document
+  queries[0] |= {'_id': 'd7'}  # a query with the name of a document
   lines = ['query-id\tcorpus-id\tscore']
   for query in queries[:-1]:
     lines += [f'{query["_id"]}\td{n}\t{g}' for g, n in enumerate(rng.permutation(110)[:4])]
-  # As in ArguAna: judged documents that the corpus lacks, of one query all that are relevant.
+  # As in ArguAna, the corpus lacks some judged documents; for q5 it lacks all relevant ones.
   lines = [line for line in lines if not line.startswith('q5\t')]
   lines += ['q3\tgone1\t3', 'q4\tgone2\t0', 'q4\tgone1\t1', 'q5\tgone3\t2', 'q5\td1\t0']
   (path / 'qrels').mkdir()
@@ -100,7 +100,7 @@ def read_run(path) -> retrieval.Run:
   return run
 
 
-def test_the_files_of_an_evaluation(folder, models, tmp_path, capsys):
+def test_hits_equal_a_whole_sort_and_scores_equal_trec_eval(folder, models, tmp_path, capsys):
   suites.run(models[0], 'retrieval', str(folder), str(tmp_path / 'out.json'),
              {'rerank': models[1]})
   note = "3 judged documents are not in the corpus, such as 'gone1': they count as not found"
@@ -160,7 +160,7 @@ def test_queries_and_documents_have_their_own_prompts(folder, models, tmp_path):
         bert.embed([before[1] + q['text'] for q in queries[:-1]], normalize=True), atol=1e-6)
 
 
-def test_a_killed_evaluation_goes_on(folder, models, tmp_path, monkeypatch):
+def test_a_killed_evaluation_resumes(folder, models, tmp_path, monkeypatch):
   monkeypatch.setattr(stored_vectors, '_WINDOW', 50)
   monkeypatch.setattr(retrieval, '_QUERIES_AT_ONCE', 4)
   options = {'rerank': models[1]}
@@ -182,7 +182,7 @@ def test_a_killed_evaluation_goes_on(folder, models, tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
       suites.run(*arguments, str(tmp_path / 'out.json'), dict(options))
   suites.run(*arguments, str(tmp_path / 'out.json'), dict(options))
-  # An empty call checks the options. The kill costs the second window of the corpus, no other.
+  # An empty call checks the options. The kill costs only the second window of the corpus.
   assert [n for n in texts if n] == [50, 50, 50, 30, 11]
   assert pairs == [400, 400, 400, 300]
   for end in ('run', 'reranked.run', 'json'):

@@ -52,7 +52,7 @@ def torch_score(theirs, ids: list[int], mask_id: int) -> float:
       ).item()
 
 
-def test_pairs_are_scored_as_by_pytorch(model, tmp_path):
+def test_pair_scores_equal_pytorch(model, tmp_path):
   folder, theirs = model
   lines = write_pairs(tmp_path / 'pairs.jsonl.gz', 200)
   suites.run(folder, 'minimal_pairs', str(tmp_path / 'pairs.jsonl.gz'),
@@ -140,7 +140,7 @@ def test_a_tie_is_wrong(model, tmp_path):
   assert json.loads((tmp_path / 'o.json').read_text())['accuracy'] == 0
 
 
-def test_a_killed_evaluation_goes_on(model, tmp_path, monkeypatch):
+def test_a_killed_evaluation_resumes(model, tmp_path, monkeypatch):
   folder, _ = model
   write_pairs(tmp_path / 'pairs.jsonl.gz', 30)
   monkeypatch.setattr(minimal_pairs, '_PAIRS_AT_ONCE', 8)
@@ -162,7 +162,7 @@ def test_a_killed_evaluation_goes_on(model, tmp_path, monkeypatch):
   assert (tmp_path / 'out.pairs.jsonl').read_text() == (tmp_path / 'whole.pairs.jsonl').read_text()
 
 
-def test_the_loss_of_a_text_is_pytorchs(model, tmp_path):
+def test_the_loss_of_a_text_equals_pytorch(model, tmp_path):
   folder, theirs = model
   words = [f'w{n}' for n in np.random.default_rng(1).integers(0, 900, 150)]
   text = ' '.join(words[:100]) + '\n\n' + ' '.join(words[100:])
@@ -193,7 +193,7 @@ def test_the_loss_of_a_text_is_pytorchs(model, tmp_path):
   assert loss['byte'] == (size, pytest.approx(total / count * 150 / size))
 
 
-def test_a_killed_loss_of_a_text_goes_on(model, tmp_path, monkeypatch):
+def test_a_killed_text_evaluation_resumes(model, tmp_path, monkeypatch):
   bert = bert_jax.from_pretrained(model[0])
   words = [f'w{n}' for n in np.random.default_rng(1).integers(0, 900, 300)]
   (tmp_path / 'text.txt').write_text(' '.join(words))
@@ -215,12 +215,12 @@ def test_a_killed_loss_of_a_text_goes_on(model, tmp_path, monkeypatch):
   with pytest.raises(KeyboardInterrupt):
     evaluate('out')
   assert evaluate('out') == whole
-  assert len(written) == 3 + 3  # the third, which was lost, and those after it: not the first two
+  assert len(written) == 3 + 3  # the lost third batch and the two after it, not the first two
   assert (tmp_path / 'out.batches.jsonl').read_text() == (
       tmp_path / 'whole.batches.jsonl').read_text()
 
 
-def test_a_perplexity_that_no_number_holds():
+def test_a_perplexity_that_overflows_is_none():
   assert held_out_text._exp(1.0) == math.e and held_out_text._exp(1000.0) is None
 
 
@@ -265,7 +265,7 @@ def test_glue_chooses_on_a_part_of_train_and_reports_dev(model, glue, tmp_path, 
     return apart[name, rate][seed], dev[name, rate][seed]
 
   monkeypatch.setattr(glue_suite, '_fine_tune', fine_tune)
-  (tmp_path / 'out.runs/model').mkdir(parents=True)  # of an evaluation that was killed as it began
+  (tmp_path / 'out.runs/model').mkdir(parents=True)  # left by a kill at the beginning
   options = {'seeds': 2, 'rates': (1e-3, 1e-5), 'twin': True}
   suites.run(model[0], 'glue', str(glue), str(tmp_path / 'out.json'), options)
   row, mean = json.loads((tmp_path / 'out.json').read_text())['rows']
@@ -284,7 +284,7 @@ def test_glue_chooses_on_a_part_of_train_and_reports_dev(model, glue, tmp_path, 
   assert (split / 'train.tsv').read_text().splitlines()[1:] == train
 
 
-def test_glue_fine_tunes_and_makes_finished_runs_once(model, glue, tmp_path, monkeypatch):
+def test_glue_fine_tunes_and_does_not_repeat_finished_runs(model, glue, tmp_path, monkeypatch):
   options = {'seeds': 1, 'rates': (3e-3,), 'epochs': 2.0, 'batch_size': 8, 'max_len': 16}
   arguments = (model[0], 'glue', str(glue), str(tmp_path / 'out.json'), options)
   suites.run(*arguments)
@@ -338,8 +338,8 @@ def test_mistakes(model, tmp_path):
     suites.run(str(headless), 'minimal_pairs', str(good), out, {})
 
 
-def test_a_sentence_that_is_too_long_costs_no_scores(model, tmp_path):
-  """Lengths are known before anything is scored: a killed job still goes on."""
+def test_a_sentence_that_is_too_long_is_refused_before_scoring(model, tmp_path):
+  """Lengths are checked before anything is scored, so a killed job can still resume."""
   folder, _ = model
   pair = {'sentence_good': 'w1 w2', 'sentence_bad': 'w2 w1', 'UID': 'u', 'linguistics_term': 't'}
   path, out = tmp_path / 'pairs.jsonl', tmp_path / 'out.json'

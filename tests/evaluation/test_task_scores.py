@@ -1,4 +1,4 @@
-"""Scores of a fine-tuned model on a file, without training: those that its run had; mistakes."""
+"""Scores of a fine-tuned model on a file equal the scores of its run; mistakes."""
 
 import dataclasses
 import json
@@ -48,7 +48,7 @@ def score(model, data, folder, **options):
 
 
 @pytest.mark.parametrize('task', list(made_tasks.FILES))
-def test_the_scores_of_the_run(task, tmp_path, capsys):
+def test_scores_equal_the_run(task, tmp_path, capsys):
   files, expected = train(task, tmp_path)
   report = score(tmp_path / 'run', files['data.eval'], tmp_path, batch_size=16)
   assert report['examples'] == 40 and report['task'] == task
@@ -64,7 +64,7 @@ def test_the_scores_of_the_run(task, tmp_path, capsys):
 
 
 def check_exports_of_a_reranker(report, data, folder, capsys):
-  """Our own format keeps the highest grade of the training data; in another a note says so."""
+  """Our own format keeps the highest grade of the training data; others lose it, with a note."""
   assert 'highest grade' not in capsys.readouterr().out
   for to in ('bert_jax', 'huggingface'):
     conversion.convert(str(folder / 'run'), str(folder / to), to)
@@ -75,8 +75,8 @@ def check_exports_of_a_reranker(report, data, folder, capsys):
     assert is_known == (to == 'bert_jax') != noted
 
 
-def test_no_answer_is_a_matter_of_the_model():
-  """A model of SQuAD v2.0 is scored by its rules where every question of the file has an answer."""
+def test_the_model_decides_whether_no_answer_is_possible():
+  """A SQuAD v2.0 model is scored by the rules of v2.0, even if every question has an answer."""
   of_file = question_answering.QuestionFiles(None)
   assert of_file.null_threshold is None
   assert of_file.with_facts({'null_threshold': 1.5}, []).null_threshold == 1.5
@@ -86,7 +86,7 @@ def test_no_answer_is_a_matter_of_the_model():
     assert of_file.with_facts(facts, []).null_threshold is None
 
 
-def test_other_names_of_columns(tmp_path):
+def test_fields_name_other_columns_and_mistakes_are_refused(tmp_path):
   """In data.eval and in --fields; a file with tabs may be named .txt."""
   files = made_tasks.files('sequence_classification', tmp_path, 32, 40)
   lines = open(files['data.eval']).read()
@@ -98,7 +98,7 @@ def test_other_names_of_columns(tmp_path):
   for data, options in ((str(other), {'fields': fields}), (files['data.eval'], {})):
     report = score(tmp_path / 'run', data, tmp_path, **options)
     assert report['accuracy'] == expected['accuracy']
-  no = tmp_path / 'no.tsv'  # one class, nothing to learn, is enough to score
+  no = tmp_path / 'no.tsv'  # one class is too little to learn, but enough to score
   no.write_text(''.join(line for line in lines.splitlines(keepends=True) if '\tyes\t' not in line))
   assert score(tmp_path / 'run', str(no), tmp_path)['examples'] < 40
 
@@ -121,17 +121,17 @@ def test_other_names_of_columns(tmp_path):
     score(tmp_path / 'run', str(maybe), tmp_path)
 
 
-def test_fields_of_training_and_of_other_tasks(tmp_path):
-  """A run that encodes in parts is scored whole; a value that the task cannot have is refused."""
+def test_an_embedder_is_scored_whole_and_wrong_fields_are_refused(tmp_path):
+  """A run that encodes in parts is scored whole; an invalid value of a field is refused."""
   files, expected = train('sentence_embedding', tmp_path, **{'data.cached_parts': 2})
   options = {'task': 'sentence_embedding'}
   report = score(tmp_path / 'run', files['data.eval'], tmp_path, **options)
-  # Pearson's: where two cosines are all but equal, the last bit decides their ranks.
+  # Pearson first: if two cosines are almost equal, the last bit decides their ranks.
   assert report['pearson'] == pytest.approx(expected['pearson'], abs=1e-5)
   assert report['spearman'] == pytest.approx(expected['spearman'], abs=1e-3)  # a rank or two
   with pytest.raises(UserError, match="data.pooling='median' is unknown"):
     score(tmp_path / 'run', files['data.eval'], tmp_path, fields=('pooling=median',), **options)
-  # Of a model that pools twice, one way is scored, at the length that its folder gives.
+  # A model that pools twice is scored with one pooling, at the length that its folder gives.
   folder = tmp_path / 'both'
   two = SentenceLayout(('cls', 'mean'), max_len=40)
   sentence_transformers.save(
@@ -149,7 +149,7 @@ def test_fields_of_training_and_of_other_tasks(tmp_path):
 
 
 def test_labels_of_glue(tmp_path):
-  """A model with other labels than the file's is refused; LABEL_0 says nothing."""
+  """A model with other labels than the file is refused; LABEL_0 and LABEL_1 fit any file."""
   (tmp_path / 'dev.tsv').write_text('sentence\tlabel\nw1 good\t1\nw2 bad\t0\n')
   options = {'fields': ('format=glue/sst2',)}
   unnamed = made_tasks.with_head(tmp_path / 'a', 'sequence_classification', ('LABEL_0', 'LABEL_1'))

@@ -1,4 +1,4 @@
-"""A model in use: its results equal those of PyTorch, alone or packed, short or long."""
+"""A model in use gives the results of PyTorch, for single, packed, short and long texts."""
 
 import pathlib
 
@@ -38,7 +38,7 @@ def small(tmp_path_factory):
   return bert_jax.from_pretrained(str(folder)), theirs
 
 
-def test_hidden_states_and_pooled_output_are_pytorchs(minilm):
+def test_hidden_states_and_pooled_output_equal_pytorch(minilm):
   tokenizer = transformers.AutoTokenizer.from_pretrained(MINILM)
   theirs = transformers.BertModel.from_pretrained(MINILM).eval()
   inputs = tokenizer(TEXTS[:12], padding=True, return_tensors='pt')
@@ -52,7 +52,7 @@ def test_hidden_states_and_pooled_output_are_pytorchs(minilm):
   assert not encoded.hidden[~encoded.mask].any()
 
 
-def test_embeddings_are_those_of_sentence_transformers(minilm):
+def test_embeddings_equal_sentence_transformers(minilm):
   theirs = sentence_transformers.SentenceTransformer(MINILM, device='cpu')
   expected = theirs.encode(TEXTS)  # mean pooling, 256 tokens at most, normalised
   vectors = minilm.embed(TEXTS, 'mean', normalize=True, max_len=256)
@@ -73,21 +73,21 @@ def test_products_in_bfloat16(minilm, monkeypatch):
     bert_jax.from_pretrained(MINILM, dtype='half')
 
 
-def test_a_search_is_that_of_sentence_transformers(minilm):
+def test_a_search_equals_sentence_transformers(minilm):
   theirs = sentence_transformers.SentenceTransformer(MINILM, device='cpu')
   queries = ['Who plays music?', 'money']
   documents = [text for text in TEXTS[:10] if text]
   expected = sentence_transformers.util.semantic_search(
       theirs.encode(queries), theirs.encode(documents), top_k=4)
-  found = minilm.search(queries, documents, top_k=4)
-  assert [len(hits) for hits in found] == [4, 4]
-  for ours, hits in zip(found, expected):
+  results = minilm.search(queries, documents, top_k=4)
+  assert [len(hits) for hits in results] == [4, 4]
+  for ours, hits in zip(results, expected):
     np.testing.assert_allclose([x['score'] for x in ours], [x['score'] for x in hits], atol=1e-5)
     assert ours[0]['document'] == hits[0]['corpus_id']
   assert len(minilm.search(queries[:1], documents[:2])[0]) == 2
 
 
-def test_a_ranking_is_that_of_a_cross_encoder(tmp_path):
+def test_a_ranking_equals_a_cross_encoder(tmp_path):
   theirs = torch_bert.make('BertForSequenceClassification', tmp_path, num_labels=1,
                            max_position_embeddings=64)
   bert = bert_jax.from_pretrained(str(tmp_path))
@@ -118,7 +118,7 @@ def test_train_gives_the_trained_model(tmp_path, corpus_file):
     bert_jax.train('tinny', str(tmp_path / 'other'))
 
 
-def test_similarity_has_one_vector_of_length_1_for_each_text(minilm):
+def test_similarity_refuses_pooling_none_and_normalize(minilm):
   for options in ({'pooling': 'none'}, {'normalize': False}):
     with pytest.raises(UserError, match='pooling cannot be none, and normalize has no effect'):
       minilm.similarity(TEXTS[:2], **options)
@@ -135,8 +135,8 @@ def test_any_layer(small):
     np.testing.assert_allclose(vectors, expected[1:-1], atol=2e-5)
 
 
-def test_the_vectors_of_a_text_with_special_tokens(small):
-  """[SEP] within a text is a token of it: each vector stays with its token."""
+def test_special_tokens_within_a_text_keep_their_vectors(small):
+  """[SEP] within a text is a token of the text: each vector stays with its token."""
   bert, _ = small
   cls, sep = bert.tokenizer.cls_id, bert.tokenizer.sep_id
   ids, pair = [7, sep, 8, cls, 9], [10, sep]
@@ -150,7 +150,7 @@ def test_the_vectors_of_a_text_with_special_tokens(small):
     bert.embed(['w1'], layers=())
 
 
-def test_a_text_does_not_feel_its_neighbours(small):
+def test_a_text_is_independent_of_its_neighbors(small):
   bert, _ = small
   texts = [f'w{i} ' * (1 + i % 17) for i in range(50)]
   together = bert.embed(texts, 'max')
@@ -172,7 +172,7 @@ def test_poolings_by_hand(small):
   np.testing.assert_allclose(np.linalg.norm(unit, axis=1), 1, atol=1e-6)
 
 
-def test_pairs_are_cut_from_the_longer_end(small):
+def test_pairs_are_cut_at_the_end_of_the_longer_text(small):
   bert, _ = small
   words = [f'w{i}' for i in range(100)]
   a, b = ' '.join(words[:10]), ' '.join(words)
@@ -181,7 +181,7 @@ def test_pairs_are_cut_from_the_longer_end(small):
   t = bert.tokenizer
   assert rows[0].ids == [t.cls_id, *ids[0], t.sep_id, *ids[1][:51], t.sep_id]
   assert rows[0].type_ids == [0] * 12 + [1] * 52
-  # The longer text keeps the odd one; of two equally long ones the second.
+  # The longer text keeps the odd token; of two equally long texts the second keeps it.
   assert [len(x) for x in inputs.cut_pair(range(99), range(99), 125)] == [62, 63]
   assert [len(x) for x in inputs.cut_pair(range(99), range(62), 125)] == [63, 62]
   assert [len(x) for x in inputs.cut_pair(range(62), range(99), 125)] == [62, 63]
@@ -204,19 +204,19 @@ def test_long_texts(small):
   scores = np.exp(chunks @ chunks.T / np.sqrt(128))
   expected = (scores / scores.sum(1, keepdims=True) @ chunks).mean(0)
   np.testing.assert_allclose(embed(words, long='chunks_attention'), expected, atol=1e-5)
-  # Among others, and none of them disturbed.
+  # A long text does not change the texts next to it.
   among = bert.embed(['w1', text, 'w2 w3'], long='chunks_mean')
   np.testing.assert_allclose(among[1], chunks.mean(0), atol=1e-6)
   np.testing.assert_allclose(among[2], bert.embed(['w2 w3'])[0], atol=1e-6)
 
 
-def test_the_papers_cut():
+def test_head_tail_cuts_as_in_the_paper():
   ids = list(range(1000))
   assert inputs.pieces(ids, 510, 'head_tail') == [ids[:128] + ids[-382:]]
   assert [len(p) for p in inputs.pieces(ids, 510, 'chunks_mean')] == [510, 490]
 
 
-def test_packing_loses_nothing():
+def test_packing_keeps_every_text():
   rng = np.random.default_rng(0)
   rows = [Input(list(rng.integers(1, 99, n)), [0] * n) for n in rng.integers(1, 128, 500)]
   seen, tokens, padding = set(), 0, 0
@@ -235,7 +235,7 @@ def test_packing_loses_nothing():
     used = (packed.index >= 0).any(1)  # not the empty rows of a last batch
     padding += int((packed.tokens.text_ids[used] == 0).sum())
   assert seen == set(range(500))
-  # A text above half of a row leaves a rest that only short texts fill. Of two lengths: full, last.
+  # A text above half a row leaves room for short texts only. Two lengths: full and last batches.
   assert padding < 0.06 * tokens and len(shapes) <= 4
 
 
@@ -246,7 +246,7 @@ def test_rows_have_no_more_slots_than_they_need():
     assert packed.tokens.ids.shape[1] == 32 and packed.index.shape[1] == slots
 
 
-def test_scores_and_masks_are_pytorchs(small):
+def test_scores_equal_pytorch_and_fill_mask_takes_several_texts(small):
   bert, theirs = small
   text = 'w1 w2 w3'
   ids = bert.row(text).ids
@@ -262,9 +262,9 @@ def test_scores_and_masks_are_pytorchs(small):
 
 
 @pytest.mark.parametrize('at_once', (7, 4096))
-def test_many_texts_are_scored_as_each_alone(small, monkeypatch, at_once):
+def test_many_texts_get_the_scores_of_single_texts(small, monkeypatch, at_once):
   bert, _ = small
-  monkeypatch.setattr(bert_lib, '_SCORED_AT_ONCE', at_once)  # 7 masked copies end within a text
+  monkeypatch.setattr(bert_lib, '_SCORED_AT_ONCE', at_once)  # 7 copies end within a text
   texts = [' '.join(f'w{i + j}' for j in range(i % 5 + 1)) for i in range(9)] + ['w3 ' * 90]
   for text, scored in zip(texts, bert.score(texts, 'chunks'), strict=True):
     alone = bert.score(text, 'chunks')
@@ -275,7 +275,7 @@ def test_many_texts_are_scored_as_each_alone(small, monkeypatch, at_once):
   assert bert.score([]) == []
 
 
-def test_next_sentences_are_pytorchs(small):
+def test_next_sentences_equal_pytorch(small):
   bert, theirs = small
   pairs = [('w1 w2', 'w3'), ('w4', 'w5 w6 w7')]
   for (a, b), probability in zip(pairs, bert.next_sentence(pairs)):

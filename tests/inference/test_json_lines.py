@@ -36,7 +36,7 @@ BAD = [
     b'{"text": "' + b'w1 ' * 70 + b'[MASK]"}', b'{"text": "w6 [MASK]"}\r']
 
 
-def test_a_bad_line_costs_that_line_alone(folder, bert, tmp_path):
+def test_a_bad_line_costs_only_its_own_answer(folder, bert, tmp_path):
   source, output = tmp_path / 'in.jsonl', tmp_path / 'out.jsonl'
   source.write_bytes(b'\n'.join(BAD))
   with pytest.raises(Failed, match='8 of 12 examples could not be answered: "error" says why in '):
@@ -64,7 +64,7 @@ def test_a_bad_line_costs_that_line_alone(folder, bert, tmp_path):
 
 
 def test_few_batches_for_one_bad_line(monkeypatch):
-  """predict searches for it by halves."""
+  """predict finds the bad line by bisection."""
   calls = []
 
   def answer(model, examples, options):
@@ -95,7 +95,7 @@ def with_weight(tmp_path, value):
 
 
 def killed_after(monkeypatch, count):
-  """Ends a job as a kill would, after so many answers, in the middle of the next."""
+  """Ends a job as a kill would: after `count` answers, in the middle of the next one."""
   write, written = json_lines.write, []
 
   def dying(sink, answer):
@@ -108,12 +108,12 @@ def killed_after(monkeypatch, count):
   monkeypatch.setattr(json_lines, 'write', dying)
 
 
-def test_another_jobs_answers_are_not_taken_for_ones_own(tmp_path):
+def test_a_job_does_not_reuse_the_answers_of_another_job(tmp_path):
   path, about = epath.Path(tmp_path / 'out.jsonl'), tmp_path / 'out.jsonl.partial.json'
   job = json_lines.partial(path, {'input': 'a'})
-  job.__enter__()  # and is killed
+  job.__enter__()  # and the job is killed
   assert about.exists()
-  with json_lines.partial(path):  # of another job, which says nothing about itself
+  with json_lines.partial(path):  # another job, without a description
     assert not about.exists()
   job.gen.close()
 
@@ -132,7 +132,7 @@ def test_a_model_that_was_moved_is_the_same(folder, tmp_path):
   assert json_lines.identity(one) == json_lines.identity(other)
 
 
-def test_an_output_that_cannot_be_written(folder, tmp_path):
+def test_an_output_that_cannot_be_written_is_refused(folder, tmp_path):
   (tmp_path / 'in.jsonl').write_text('{"text": "w1"}\n')
   for output, message in ((tmp_path, 'is a folder: give a file'),
                           (tmp_path / 'in.jsonl' / 'out.jsonl', 'cannot be written')):
@@ -141,7 +141,7 @@ def test_an_output_that_cannot_be_written(folder, tmp_path):
 
 
 @pytest.mark.parametrize('changed', ['', 'input', 'options', 'model'])
-def test_a_killed_job_goes_on_if_it_is_the_same(folder, tmp_path, monkeypatch, changed, capsys):
+def test_a_killed_job_resumes_if_nothing_changed(folder, tmp_path, monkeypatch, changed, capsys):
   source, output = tmp_path / 'in.jsonl', tmp_path / 'out.jsonl'
   texts = [f'w{i} ' * (1 + i % 9) for i in range(40)]
   source.write_text('not json\n' + ''.join(
@@ -183,7 +183,7 @@ def test_long_texts_are_scored_whole(bert):
   assert bert.score(' '.join(words[:62]), 'chunks') == short
   scored = bert.score(' '.join(words), 'chunks')
   assert [t['token'] for t in scored['tokens']] == words
-  # A token far from both ends has 31 tokens before it and 30 behind; one at an end its chunk.
+  # A token far from both ends sees 31 tokens before it and 30 after it; others see their chunk.
   for i, start in ((100, 69), (31, 0), (10, 0), (149, 88)):
     masked = [*words[start:i], '[MASK]', *words[i + 1:start + 62]]
     (mask,) = bert.fill_mask(' '.join(masked), bert.config.vocab_size)
@@ -192,13 +192,13 @@ def test_long_texts_are_scored_whole(bert):
 
 
 @pytest.mark.parametrize('value', [np.nan, np.inf])
-def test_weights_that_are_not_finite(tmp_path, value):
+def test_weights_that_are_not_finite_are_refused(tmp_path, value):
   with pytest.raises(UserError, match=r'other: bert/.*bias holds NaN or infinity'):
     bert_jax.from_pretrained(with_weight(tmp_path, value))
 
 
 @pytest.mark.parametrize('name', ['out.jsonl', 'out.npy'])
-def test_answers_that_are_not_finite(tmp_path, name):
+def test_answers_that_are_not_finite_are_refused(tmp_path, name):
   """Weights so large that their sum overflows."""
   model, source = with_weight(tmp_path, 3e38), tmp_path / 'in.jsonl'
   source.write_text('{"text": "w1"}\n')

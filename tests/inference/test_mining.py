@@ -1,4 +1,4 @@
-"""Mined negatives: those of a whole sort, by rank and margin; both tasks read them."""
+"""Mined negatives equal a whole sort, by rank and margin; both tasks read them."""
 
 import json
 
@@ -18,7 +18,7 @@ from tests import made_tasks
 
 @pytest.fixture(scope='module')
 def files(tmp_path_factory):
-  """A model, a corpus of 60 texts, 12 pairs of 10 queries: two have two positives."""
+  """A model, a corpus of 60 texts, 12 pairs of 10 queries, of which two have two positives."""
   path, rng = tmp_path_factory.mktemp('mine'), np.random.default_rng(0)
   texts = [' '.join(f'w{n}' for n in rng.integers(0, 20, 5)) for _ in range(60)]
   pairs = [(f'w{i} w{i + 3}', texts[i]) for i in range(10)]
@@ -38,7 +38,7 @@ def mine(files, output, **options):
   return [json.loads(line) for line in output.read_text().splitlines()]
 
 
-def test_negatives_are_those_of_a_whole_sort(files, tmp_path):
+def test_negatives_equal_a_whole_sort(files, tmp_path):
   model, _, texts, pairs = files
   lines = mine(files, tmp_path / 'out.jsonl', ranks=(3, 12), count=2, margin=0.02)
   bert = bert_jax.from_pretrained(model)
@@ -54,10 +54,10 @@ def test_negatives_are_those_of_a_whole_sort(files, tmp_path):
       expected.append({'query': query, 'positive': positive, 'negatives': right,
                        **{f'negative_{n + 1}': text for n, text in enumerate(right)}})
   assert lines == expected
-  assert cut > 2 and 0 < len(lines) < len(pairs)  # the margin decides for some and drops some
+  assert cut > 2 and 0 < len(lines) < len(pairs)  # the margin changes some pairs and drops some
 
 
-def test_scores_of_a_teacher(files, tmp_path):
+def test_a_teacher_adds_scores_that_a_task_reads(files, tmp_path):
   teacher = made_tasks.with_head(tmp_path / 'teacher', 'sequence_classification', ('score',))
   lines = mine(files, tmp_path / 'out.jsonl', count=2, margin=0.0, teacher=teacher)
   bert = bert_jax.from_pretrained(teacher)
@@ -87,7 +87,7 @@ def test_a_line_has_a_repeated_text_once(files, tmp_path):
   assert len({*json.loads(written[1].read_text().splitlines()[0])['negatives']}) == 3
 
 
-def test_a_positive_that_is_a_text_without_its_title_is_no_negative(files, tmp_path):
+def test_a_positive_without_its_title_is_not_mined_as_a_negative(files, tmp_path):
   model, path, *_ = files
   lines = [{'_id': 'a', 'title': 'w1', 'text': 'w2 w3 w4'}, {'_id': 'b', 'text': 'w2 w3 w5'}]
   (tmp_path / 'corpus.jsonl').write_text('\n'.join(map(json.dumps, lines)) + '\n')
@@ -98,7 +98,7 @@ def test_a_positive_that_is_a_text_without_its_title_is_no_negative(files, tmp_p
   assert first['negatives'] == ['w2 w3 w5'] and len(second['negatives']) == 1
 
 
-def test_both_tasks_read_them(files, tmp_path):
+def test_both_tasks_read_mined_negatives(files, tmp_path):
   lines = mine(files, tmp_path / 'out.jsonl', margin=-2.0, count=3)
   assert len(lines) == 12 and {len(line['negatives']) for line in lines} == {3}
   data = config_lib.finetuning('sentence_embedding').data

@@ -30,7 +30,7 @@ def source(tmp_path):
   return str(path)
 
 
-def test_embeddings_in_order_in_three_formats(folder, source, tmp_path):
+def test_embeddings_keep_their_order_in_three_formats(folder, source, tmp_path):
   texts = [json.loads(line)['text'] for line in open(source)]
   expected = bert_jax.from_pretrained(folder).embed(texts, 'cls', normalize=True)
   options = predictions.Options('cls', True)
@@ -44,7 +44,7 @@ def test_embeddings_in_order_in_three_formats(folder, source, tmp_path):
   assert not list(tmp_path.glob('*.partial'))
 
 
-def test_a_vector_for_each_token_with_its_place(folder, tmp_path):
+def test_each_token_has_a_vector_and_its_offsets(folder, tmp_path):
   source, out = tmp_path / 'in.jsonl', tmp_path / 'out.jsonl'
   source.write_text(json.dumps({'text': 'Wörld W12, w7'}) + '\n')
   options = predictions.Options('none', layers=(0, -1))
@@ -79,7 +79,7 @@ def test_the_first_answer_comes_at_once(folder):
   assert counts[0] == 1 and len(counts) == 20
 
 
-def test_the_example_at_fault_is_named(folder):
+def test_a_bad_example_is_refused_by_its_line(folder):
   lines = ''.join(json.dumps({'text': text}) + '\n' for text in (
       'w1 [MASK]', 'w2 [MASK]', 'w3 [MASK]', 'w4', 'w5 [MASK]'))
   with pytest.raises(UserError, match=r"in, line 4: no \[MASK\] in 'w4'"):
@@ -93,7 +93,7 @@ def test_the_example_at_fault_is_named(folder):
       answers(folder, 'embed', lines, strict=True)
 
 
-def test_arrays_are_for_vectors_of_texts(folder, source, tmp_path):
+def test_array_outputs_are_refused_without_one_vector_per_text(folder, source, tmp_path):
   for task, options in (('score', predictions.Options()), ('embed', predictions.Options('none'))):
     with pytest.raises(UserError, match='holds one vector a text'):
       predictions.run(task, folder, source, str(tmp_path / 'out.npy'), options)
@@ -106,7 +106,7 @@ def test_arrays_are_for_vectors_of_texts(folder, source, tmp_path):
 
 @pytest.mark.parametrize('flag', ['pooling', 'normalize', 'max_len', 'dim', 'prompt',
                                   'null_threshold'])
-def test_a_flag_is_refused_for_the_tasks_that_do_not_read_it(flag):
+def test_each_flag_lists_exactly_the_tasks_that_read_it(flag):
   readers = set()
   for name, task in predictions.TASKS.items():
 
@@ -117,7 +117,7 @@ def test_a_flag_is_refused_for_the_tasks_that_do_not_read_it(flag):
         return super().__getattribute__(field)
 
     for examples in [], [{'text': 'a'}]:
-      # A stand-in for a model may fail later: what is read before counts.
+      # The mock model may fail later; only the fields that are read before count.
       with contextlib.suppress(Exception):
         task.answer(mock.MagicMock(), examples, Recorded())
   assert readers == set(predict._USED_BY[flag])

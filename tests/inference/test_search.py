@@ -1,4 +1,4 @@
-"""Exact search: equal to a whole sort, whatever the blocks and the devices, ties included."""
+"""Exact search equals a whole sort on any blocks and devices, ties included."""
 
 import jax
 import numpy as np
@@ -19,7 +19,7 @@ def make(path, count: int, dtype) -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.mark.parametrize('devices', [1, 8])
 @pytest.mark.parametrize('count, dtype', [(50, 'float32'), (5001, 'float16')])
-def test_hits_are_those_of_a_stable_sort(tmp_path, monkeypatch, devices, count, dtype):
+def test_hits_equal_a_stable_sort(tmp_path, monkeypatch, devices, count, dtype):
   make_mesh = mesh_lib.make_mesh
   monkeypatch.setattr(mesh_lib, 'make_mesh', lambda: make_mesh(devices=jax.devices()[:devices]))
   monkeypatch.setattr(search, '_BLOCK', 1024)  # five blocks, the last one not full
@@ -31,7 +31,7 @@ def test_hits_are_those_of_a_stable_sort(tmp_path, monkeypatch, devices, count, 
   assert hits.numbers.shape == (37, min(count, 100))
   np.testing.assert_array_equal(hits.numbers, order)
   np.testing.assert_array_equal(hits.scores, np.take_along_axis(scores, order, 1))
-  # Ties cross the bounds of groups, blocks and devices: the test would see another rule.
+  # Ties cross the bounds of groups, blocks and devices: another rule for ties would fail.
   assert (np.diff(hits.scores) == 0).mean() > 0.5
 
 

@@ -1,4 +1,4 @@
-"""int8 and binary vectors: those of sentence-transformers, in files, in a search."""
+"""int8 and binary vectors equal sentence-transformers', in files and in a search."""
 
 import json
 
@@ -16,7 +16,7 @@ VECTORS = np.random.default_rng(0).normal(0, 0.3, (200, 32)).astype(np.float32)
 
 
 @pytest.mark.parametrize('precision', ['int8', 'binary'])
-def test_arrays_are_those_of_sentence_transformers(precision):
+def test_arrays_equal_sentence_transformers(precision):
   quantize = library.quantize_embeddings
   ranges = short_vectors.ranges_of(VECTORS)
   theirs = quantize(VECTORS, precision, **({'ranges': ranges} if precision == 'int8' else {}))
@@ -80,7 +80,7 @@ def test_files_of_predict(model, tmp_path):
   assert arrays['d.npy'].shape == (20, 4)
 
 
-def test_the_table_of_a_retrieval_has_both(model, tmp_path):
+def test_the_retrieval_table_has_float_and_int8_rows(model, tmp_path):
   (tmp_path / 'qrels').mkdir()
   lines = [{'_id': f'd{i}', 'text': f'w{i % 20} n{i % 5} w{i % 3}'} for i in range(60)]
   (tmp_path / 'corpus.jsonl').write_text('\n'.join(map(json.dumps, lines)))

@@ -44,7 +44,7 @@ def workdir(tmp_path_factory, corpus_file):
   return folder
 
 
-def test_there_and_back(theirs, tmp_path, capsys):
+def test_a_conversion_and_back_keeps_every_bit(theirs, tmp_path, capsys):
   conversion.convert(str(theirs), str(tmp_path / 'ours'), 'bert_jax')
   conversion.convert(str(tmp_path / 'ours'), str(tmp_path / 'back'), 'huggingface')
   a, b = (load_file(str(d / 'model.safetensors')) for d in (theirs, tmp_path / 'back'))
@@ -82,12 +82,12 @@ def test_a_trained_model_gives_the_same_answers_in_transformers(workdir, tmp_pat
     assert part in card, part
 
 
-def test_stablehlo_runs_back(theirs, tmp_path, monkeypatch):
-  monkeypatch.setattr(sharding, 'platform', lambda: 'gpu')  # whose kernels are for lengths known
+def test_stablehlo_gives_the_vectors_of_the_model(theirs, tmp_path, monkeypatch):
+  monkeypatch.setattr(sharding, 'platform', lambda: 'gpu')  # GPU kernels need known lengths
   conversion.convert(str(theirs), str(tmp_path / 'served'), 'stablehlo')
   encoder = jax.export.deserialize((tmp_path / 'served' / 'encoder.stablehlo').read_bytes())
   assert set(encoder.platforms) == {'cpu', 'cuda', 'tpu'}
-  monkeypatch.undo()  # the model itself runs here
+  monkeypatch.undo()  # the model itself runs on this machine
   bert = bert_jax.from_pretrained(str(theirs))
   for texts in (['w1 w2 w3'], ['w9', 'w1 w2 w3 w4 w5', 'a b c d']):  # two shapes, one file
     encoded = bert.encode(texts)
@@ -161,7 +161,7 @@ def test_mistakes(theirs, tmp_path):
   assert (tmp_path / 'full' / 'file').read_text() == 'mine' and not (tmp_path / 'x').exists()
 
 
-def test_a_damaged_checkpoint_of_ours_is_named(theirs, tmp_path):
+def test_a_damaged_folder_of_bert_jax_is_refused(theirs, tmp_path):
   native.save(huggingface.load(epath.Path(theirs)), epath.Path(tmp_path) / 'ours')
   shutil.rmtree(tmp_path / 'ours' / 'params')
   with pytest.raises(UserError, match='ours is damaged: it cannot be read'):
@@ -176,7 +176,7 @@ def test_a_damaged_checkpoint_of_ours_is_named(theirs, tmp_path):
 
 
 @pytest.mark.parametrize('name', ['bert.json', 'tokenizer/vocab.txt', 'params'])
-def test_a_flipped_bit_of_ours_is_named(theirs, tmp_path, name):
+def test_a_flipped_bit_is_refused(theirs, tmp_path, name):
   native.save(huggingface.load(epath.Path(theirs)), epath.Path(tmp_path) / 'ours')
   conversion.convert(str(tmp_path / 'ours'), None, None, verify_only=True)
   path = tmp_path / 'ours' / name
@@ -190,8 +190,8 @@ def test_a_flipped_bit_of_ours_is_named(theirs, tmp_path, name):
 
 
 @pytest.mark.parametrize('member', ['modernbert', 'mpnet'])
-def test_stablehlo_of_members_whose_attention_depends_on_the_length(member, tmp_path):
-  """The model itself computes the longer of the compared rows in blocks, where it has windows."""
+def test_stablehlo_is_verified_if_attention_depends_on_the_length(member, tmp_path):
+  """A model with windows computes the longer of the compared rows in blocks."""
   local = {'local_window': 8, 'conv_reach': 1} if member == 'modernbert' else {}
   tokenizer = made_tasks.tokenizer()
   config = architectures.make_config({
@@ -202,7 +202,7 @@ def test_stablehlo_of_members_whose_attention_depends_on_the_length(member, tmp_
   assert list(stablehlo.compare(model, epath.Path(tmp_path)))
 
 
-def test_an_exported_classifier_reads_as_much_of_a_text(tmp_path, capsys):
+def test_an_exported_classifier_keeps_its_max_len(tmp_path, capsys):
   """Its run cut texts at max_len; transformers cuts at model_max_length."""
   folder = made_tasks.with_head(tmp_path / 'a', 'sequence_classification', ('no', 'yes'))
   model = load_lib.load(folder)
@@ -248,6 +248,6 @@ def test_an_export_gives_the_second_text_its_segment_in_transformers(tmp_path, k
   else:
     assert encoded['token_type_ids'][0].tolist() == joined.type_ids and 1 in joined.type_ids
   theirs = transformers.AutoModelForSequenceClassification.from_pretrained(str(out)).eval()
-  found, = sequence_classification.classify(bert, [pair])
-  np.testing.assert_allclose(list(found['probabilities'].values()),
+  answer, = sequence_classification.classify(bert, [pair])
+  np.testing.assert_allclose(list(answer['probabilities'].values()),
                              torch.softmax(theirs(**encoded).logits, -1)[0].tolist(), atol=1e-5)

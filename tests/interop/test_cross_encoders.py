@@ -22,7 +22,7 @@ IDENTITY = 'torch.nn.modules.linear.Identity'
 
 @pytest.fixture(scope='module')
 def classifier(tmp_path_factory):
-  """With one output, whose logits are far from 0."""
+  """A classifier with one output, whose logits are far from 0."""
   folder = tmp_path_factory.mktemp('classifier')
   model = torch_bert.make('BertForSequenceClassification', folder, num_labels=1)
   with torch.no_grad():
@@ -92,7 +92,7 @@ def test_the_tokenizer_decides_on_the_segments_of_a_pair(tmp_path, classifier, s
 
 
 @pytest.mark.parametrize('name', FOLDERS)
-def test_the_scores_of_a_folder_before_and_after_both_exports(tmp_path, classifier, name):
+def test_a_folder_keeps_its_scores_through_both_exports(tmp_path, classifier, name):
   folder = FOLDERS[name](classifier, tmp_path / 'theirs')
   expected = theirs(folder)
   for to in ('huggingface', 'sentence_transformers'):
@@ -116,14 +116,14 @@ def test_the_scores_of_a_folder_before_and_after_both_exports(tmp_path, classifi
     assert load_lib.load(folder).facts['max_len'] == 12
 
 
-def test_the_format_of_bert_jax_keeps_them_too(tmp_path, classifier):
+def test_the_bert_jax_format_keeps_the_scores(tmp_path, classifier):
   folder = FOLDERS['prompts'](classifier, tmp_path / 'theirs')
   conversion.convert(folder, str(tmp_path / 'ours'), 'bert_jax')
   conversion.convert(str(tmp_path / 'ours'), str(tmp_path / 'back'), 'sentence_transformers')
   np.testing.assert_allclose(theirs(tmp_path / 'back'), theirs(folder), atol=2e-5)
 
 
-def test_several_outputs_are_logits_behind_the_default_prompt(tmp_path):
+def test_several_outputs_are_logits_with_the_default_prompt(tmp_path):
   torch_bert.make('BertForSequenceClassification', tmp_path / 'a', num_labels=3)
   folder = saved(tmp_path / 'a', tmp_path / 'theirs', prompts={'x': 'w7 '}, default_prompt_name='x')
   expected = theirs(folder)
@@ -137,7 +137,7 @@ def test_several_outputs_are_logits_behind_the_default_prompt(tmp_path):
 
 
 @pytest.mark.parametrize('where', ['config.json', 'config_sentence_transformers.json'])
-def test_code_of_a_folder_does_not_run_and_the_default_counts(tmp_path, classifier, capsys, where):
+def test_code_in_a_folder_does_not_run_and_the_default_is_used(tmp_path, classifier, capsys, where):
   folder = saved(classifier, tmp_path / 'a')
   path = pathlib.Path(folder, where)
   change = {'activation_fn': 'os.abort'}
@@ -153,7 +153,7 @@ def test_code_of_a_folder_does_not_run_and_the_default_counts(tmp_path, classifi
   assert 'the activation_fn os.abort is not a function of torch' in capsys.readouterr().err
 
 
-def test_a_cross_encoder_without_a_classifier(tmp_path, classifier):
+def test_a_cross_encoder_without_a_classifier_is_refused(tmp_path, classifier):
   folder = saved(classifier, tmp_path / 'a')
   path = pathlib.Path(folder, 'config.json')
   path.write_text(json.dumps(json.loads(path.read_text()) | {'architectures': ['BertForX']}))

@@ -1,4 +1,4 @@
-"""XLM-R, CamemBERT and MPNet: the numbers of transformers' PyTorch classes; round trips."""
+"""XLM-R, CamemBERT and MPNet equal transformers' PyTorch classes, and survive round trips."""
 
 import dataclasses
 import json
@@ -28,7 +28,7 @@ from tests.interop.test_huggingface import assert_same
 from tests.interop.test_roberta import inputs
 
 MODELS = {'XLMRoberta': 'xlm-roberta', 'Camembert': 'camembert', 'MPNet': 'mpnet'}
-# The others differ from these in names that the tests of RoBERTa hold.
+# The others differ from these only in names, which the tests of RoBERTa check.
 _QUICK = ('MPNetForMaskedLM', 'MPNetForSequenceClassification', 'CamembertForMaskedLM')
 _MPNET_FIRST = ['<s>', '<pad>', '</s>', '<unk>', '[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]']
 
@@ -117,11 +117,11 @@ def test_classifiers(tmp_path, title):
 @pytest.mark.parametrize('architecture', [
     pytest.param(name, marks=() if name in _QUICK else pytest.mark.slow)
     for model_type in MODELS.values() for name in families.ALL[model_type].architectures])
-def test_every_architecture_comes_back(tmp_path, architecture):
+def test_every_architecture_survives_a_round_trip(tmp_path, architecture):
   make(architecture, tmp_path / 'a')
   conversion.convert(str(tmp_path / 'a'), str(tmp_path / 'b'), 'huggingface')  # compares with torch
   a, b = (load_file(str(tmp_path / d / 'model.safetensors')) for d in 'ab')
-  for tensors in (a, b):  # the two rows of no token
+  for tensors in (a, b):  # the two rows that no position uses
     name = next(name for name in tensors if 'position_embeddings' in name)
     tensors[name] = tensors[name][2:]
   assert a.keys() == b.keys()
@@ -130,7 +130,7 @@ def test_every_architecture_comes_back(tmp_path, architecture):
       str(tmp_path / 'b'), output_loading_info=True)
   assert not loading['missing_keys'] and not loading['unexpected_keys']
   assert again.config.max_position_embeddings == 164
-  # The exported folder works as a whole: no token type that the model lacks.
+  # The exported tokenizer and model fit: no token type that the model lacks.
   tokens = transformers.AutoTokenizer.from_pretrained(str(tmp_path / 'b'))
   if not architecture.endswith('MultipleChoice'):
     again(**tokens('the quick', 'brown fox', return_tensors='pt'))
@@ -141,7 +141,7 @@ def test_a_table_with_more_rows_than_the_vocabulary(tmp_path):
   bert = bert_jax.from_pretrained(tmp_path / 'a')
   plain = json.loads((tmp_path / 'a/config.json').read_text())['vocab_size'] - 35
   assert bert.tokenizer.vocab[plain:] == [f'[unused{i}]' for i in range(plain, plain + 35)]
-  text = f'one [unused{plain}] two'  # what somebody wrote is text
+  text = f'one [unused{plain}] two'  # an entry that a user wrote is text
   assert max(bert.row(text).ids) < plain
   tokens = torch.tensor([bert.row(text).ids])
   with torch.no_grad():
@@ -152,11 +152,11 @@ def test_a_table_with_more_rows_than_the_vocabulary(tmp_path):
   assert_same(again, bert.model)
   assert again.tokenizer.vocab == bert.tokenizer.vocab
   exported = transformers.AutoTokenizer.from_pretrained(str(tmp_path / 'b'))
-  assert len(exported) == plain == bert.tokenizer.entries  # the object that was read
+  assert len(exported) == plain == bert.tokenizer.entries  # the entries that were read
 
 
 @pytest.mark.parametrize('title', MODELS)
-def test_from_a_pickle(tmp_path, title):
+def test_a_pickle_gives_the_same_model(tmp_path, title):
   theirs = make(f'{title}ForMaskedLM', tmp_path)
   expected = load_lib.load(str(tmp_path))
   (tmp_path / 'model.safetensors').unlink()
@@ -185,7 +185,7 @@ def test_ids_of_mpnet(tmp_path):
           == saved('w1 w2', 'a b').input_ids)
 
 
-def test_buckets_are_those_of_transformers():
+def test_position_buckets_equal_transformers():
   at = torch.arange(1100)
   theirs = transformers.models.mpnet.modeling_mpnet.MPNetEncoder.relative_position_bucket(
       at[None, :] - at[:, None])
@@ -197,7 +197,7 @@ def test_buckets_are_those_of_transformers():
   assert [rows[199 + i] for i in (1, 8, 199)] == [1, 8, 15]
 
 
-def test_mpnet_reads_packed_texts_as_alone(tmp_path):
+def test_mpnet_gives_packed_texts_the_vectors_of_single_texts(tmp_path):
   make('MPNetModel', tmp_path)
   bert = bert_jax.from_pretrained(str(tmp_path))
   texts = ['w1 w2 w3', 'w4', 'w5 a b c d e f w6 w7']
@@ -211,7 +211,7 @@ def test_mpnet_reads_packed_texts_as_alone(tmp_path):
   np.testing.assert_allclose(together[2], hidden, atol=5e-6)
 
 
-def test_mpnet_takes_the_plain_path():
+def test_mpnet_uses_no_attention_kernel():
   config = mpnet.MPNetConfig(attention_dropout=0.0, dtype='bfloat16')
   for platform in ('tpu', 'gpu', 'cpu'):
     path, reason = attention_kernels.choose_path(config, 512, platform)
@@ -221,7 +221,7 @@ def test_mpnet_takes_the_plain_path():
     attention_kernels.choose_path(mpnet.MPNetConfig(attention='fused'), 512, 'tpu')
 
 
-def test_what_transformers_has_no_mpnet_for(tmp_path):
+def test_mpnets_that_transformers_cannot_hold_are_refused(tmp_path):
   make('MPNetModel', tmp_path)
   model = huggingface.load(epath.Path(tmp_path))
   (tmp_path / 'bert').mkdir()

@@ -1,4 +1,4 @@
-"""The members of the family: the numbers of transformers' PyTorch classes; round trips."""
+"""Members of the family equal transformers' PyTorch classes, and survive round trips."""
 
 import functools
 import json
@@ -34,13 +34,13 @@ FAMILIES = {
     'DistilBert': lambda n, d: transformers.DistilBertConfig(
         **_COMMON, n_layers=n, dim=d, n_heads=4, hidden_dim=3 * d, dropout=0.0,
         attention_dropout=0.0, seq_classif_dropout=0.0, qa_dropout=0.0),
-    # As v3; and as v2, with projections of its own for positions.
+    # Like v3; and like v2, with its own projections for positions.
     'DebertaV2': lambda n, d: transformers.DebertaV2Config(
         **_COMMON, **_NO_DROPOUT, num_hidden_layers=n, hidden_size=d, num_attention_heads=4,
         intermediate_size=3 * d, relative_attention=True, position_biased_input=False,
         pos_att_type='p2c|c2p' if n == 2 else ['c2p', 'p2c'], share_att_key=n == 2,
         norm_rel_ebd='layer_norm' if n == 2 else 'none', position_buckets=16 if n == 2 else -1,
-        initializer_range=0.1,  # so that positions have a share in the gradients
+        initializer_range=0.1,  # so that positions affect the gradients
         conv_kernel_size=0 if n == 2 else 3, conv_act='gelu'),
     'ModernBert': lambda n, d: transformers.ModernBertConfig(
         **_COMMON, num_hidden_layers=4 if n == 2 else 7, global_attn_every_n_layers=3,
@@ -173,7 +173,7 @@ def test_classifiers(tmp_path, title, fields):
 @pytest.mark.parametrize('architecture', [
     name for title in FAMILIES for family in families.ALL.values() if family.title == title
     for name in family.architectures])
-def test_every_architecture_comes_back(tmp_path, architecture):
+def test_every_architecture_survives_a_round_trip(tmp_path, architecture):
   make(architecture, tmp_path / 'a')
   model = huggingface.load(epath.Path(tmp_path / 'a'))
   huggingface.save(model, epath.Path(tmp_path / 'b'))
@@ -196,12 +196,12 @@ UNKNOWN = {'Bert': ('BertForCL', 'bert.'), 'DistilBert': ('Retriever', 'distilbe
 
 
 @pytest.mark.parametrize('title', UNKNOWN)
-def test_an_unknown_class_is_the_encoder_that_transformers_reads(tmp_path, capsys, title):
+def test_an_unknown_class_is_read_as_its_encoder(tmp_path, capsys, title):
   name, prefix = UNKNOWN[title]
   folder, path = tmp_path / 'a', tmp_path / 'a/model.safetensors'
   theirs = (torch_bert if title == 'Bert' else sys.modules[__name__]).make(f'{title}Model', folder)
   own = {'mlp.dense.weight': np.ones((3, 3), np.float32), 'mlp.dense.bias': np.ones(3, np.float32)}
-  if prefix:  # then this is no pooler of the encoder
+  if prefix:  # then this is not the encoder's pooler
     own['pooler.dense.weight'] = np.ones((3, 3), np.float32)
   save_file({prefix + key: x for key, x in load_file(str(path)).items()} | own, str(path),
             metadata={'format': 'pt'})
@@ -227,7 +227,7 @@ def test_an_unknown_class_is_the_encoder_that_transformers_reads(tmp_path, capsy
 
 
 @pytest.mark.parametrize('window', [17, 1])
-def test_a_window_of_any_size_is_that_of_transformers(tmp_path, window):
+def test_attention_windows_of_any_size_equal_transformers(tmp_path, window):
   theirs = make('ModernBertModel', tmp_path / 'a', local_attention=window)
   model = huggingface.load(epath.Path(tmp_path / 'a'))
   batch = verify.sample(model, 3, 64)
@@ -269,7 +269,7 @@ def test_missing_fields_have_the_defaults_of_transformers(name):
     ('DistilBert', {'dim': 32}, 'but its config needs'),
     ('ModernBert', {'local_attention': 2**33}, 'local_window is 8589934592: it can be at most'),
     ('ModernBert', {'hidden_size': 2**33}, 'hidden_size is 8589934592: it can be at most')])
-def test_a_config_that_does_not_fit(tmp_path, title, fields, message):
+def test_a_config_that_does_not_fit_is_refused(tmp_path, title, fields, message):
   make(f'{title}Model', tmp_path)
   model = transformers.AutoConfig.from_pretrained(str(tmp_path))
   for name, value in fields.items():

@@ -1,6 +1,6 @@
-"""The table of docs/serving.md: which members leave JAX in which format, for every task.
+"""The table of docs/serving.md: which members each format can export, for every task.
 
-After a change: python -m tests.interop.test_formats writes the table anew.
+After a change, rewrite the table: python -m tests.interop.test_formats.
 """
 
 import pathlib
@@ -41,7 +41,7 @@ def is_written(member: str, kind: str, to: str) -> bool:
   try:
     if hasattr(module, 'exported'):
       model = module.exported(model)
-    if to == 'stablehlo' and kind != 'encoder':  # it holds no head and no pooling
+    if to == 'stablehlo' and kind != 'encoder':  # StableHLO holds no head and no pooling
       return False
     # A folder without the head or the pooling is another model.
     if (to == 'sentence_transformers' and kind in test_onnx.LABELS

@@ -1,4 +1,4 @@
-"""`convert --push`: what the hub gets from its own client, whose transport is replaced."""
+"""`convert --push`: the files that the hub gets from its client, over a replaced transport."""
 
 import base64
 import json
@@ -132,7 +132,7 @@ def test_a_wrong_name_is_refused_before_anything_is_written(name, workdir, tmp_p
   assert not (tmp_path / 'out').exists()
 
 
-def test_the_cards_are_metadata_for_the_hub(tmp_path):
+def test_the_hub_reads_the_metadata_of_every_card(tmp_path):
   """Every kind of folder has a card whose header the hub's own class reads."""
   kinds = {
       'bert': (made_tasks.model(tmp_path / 'a'), 'huggingface', 'transformers', None),

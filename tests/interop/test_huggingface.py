@@ -73,7 +73,7 @@ def test_a_real_checkpoint_comes_back_byte_for_byte(tmp_path):
 
 
 @pytest.mark.parametrize('architecture', list(families.BERT.architectures))
-def test_every_architecture_comes_back(tmp_path, architecture):
+def test_every_architecture_survives_a_round_trip(tmp_path, architecture):
   theirs = torch_bert.make(architecture, tmp_path / 'a')
   huggingface.save(load(tmp_path / 'a'), epath.Path(tmp_path) / 'b')
   a, b = (load_file(str(tmp_path / d / 'model.safetensors')) for d in 'ab')
@@ -91,7 +91,7 @@ def test_every_architecture_comes_back(tmp_path, architecture):
     lambda name: name.removeprefix('bert.'),
     lambda name: name.replace('predictions.bias', 'predictions.decoder.bias'),
 ])
-def test_names_that_the_hub_has_used(pretraining, copy, old):
+def test_old_tensor_names_of_the_hub_are_read(pretraining, copy, old):
   rename(copy, old)
   assert_same(load(copy), load(pretraining))
 
@@ -249,7 +249,7 @@ def test_a_cut_at_the_start_is_refused(copy, make, setting):
 
 
 @pytest.mark.parametrize('entries', [999, 100])  # of 1,000 rows
-def test_a_table_may_have_rows_that_no_entry_has(copy, capsys, entries):
+def test_a_table_may_have_more_rows_than_the_vocabulary(copy, capsys, entries):
   lines = (copy / 'vocab.txt').read_text().splitlines()
   (copy / 'vocab.txt').write_text('\n'.join(lines[:entries]) + '\n')
   console.note.cache_clear()
@@ -276,7 +276,7 @@ def test_a_table_may_have_rows_that_no_entry_has(copy, capsys, entries):
   assert again.embeddings.word_embeddings.weight.shape == (1000, 128)
 
 
-def test_the_remedy_for_entries_without_a_row(copy):
+def test_the_suggested_resize_fixes_entries_without_a_row(copy):
   lengthen_vocab(copy)
   with pytest.raises(UserError, match=r'resize_token_embeddings\(1002\)'):
     load(copy)
@@ -286,7 +286,7 @@ def test_the_remedy_for_entries_without_a_row(copy):
   assert load(copy).config.vocab_size == load(copy).tokenizer.vocab_size == 1002
 
 
-def test_a_name_of_the_hub(monkeypatch, pretraining):
+def test_a_hub_name_is_downloaded(monkeypatch, pretraining):
   import huggingface_hub
   names = []
   monkeypatch.setattr(huggingface_hub, 'snapshot_download',
@@ -310,7 +310,7 @@ def test_a_name_of_the_hub(monkeypatch, pretraining):
     (['modules.json', '0_Transformer/config.json', '0_Transformer/vocab.txt',
       '0_Transformer/model.safetensors', '1_Pooling/config.json', '2_Dense/model.safetensors'],
      ['0_Transformer/pytorch_model.bin.old', 'eval/similarity.csv'])])
-def test_the_files_of_a_model_and_no_others_come_from_the_hub(files, others):
+def test_only_the_files_of_a_model_are_downloaded(files, others):
   from huggingface_hub.utils import filter_repo_objects
   fetched = filter_repo_objects([*files, *others], allow_patterns=load_lib._HUB_FILES)
   assert list(fetched) == files

@@ -1,4 +1,4 @@
-"""Folders of MultiVectorEncoder and PyLate: the vectors of sentence-transformers, both ways."""
+"""Folders of MultiVectorEncoder and PyLate give sentence-transformers' vectors, both ways."""
 
 import io
 import json
@@ -104,7 +104,7 @@ def compare(bert, folder):
     *((name, 'Bert') for name in LAYOUTS),
     *((name, title) for title in ('ModernBert', 'DistilBert')
       for name in ('fixed', 'min_visible'))])
-def test_a_folder_gives_its_vectors_there_and_back(tmp_path, encoders, name, title):
+def test_a_folder_keeps_its_vectors_through_conversions(tmp_path, encoders, name, title):
   prompts = {'query': 'w7 find: ', 'passage': 'w8 '} if name == 'fixed' else None
   folder = make(tmp_path / 'theirs', encoders[title], ENCODERS[title][0], name, prompts=prompts)
   compare(bert_jax.from_pretrained(folder), folder)
@@ -117,7 +117,7 @@ def test_a_folder_gives_its_vectors_there_and_back(tmp_path, encoders, name, tit
 
 
 @pytest.mark.parametrize('name', ['fixed', 'min', 'min_visible', 'none'])
-def test_the_length_of_a_role_wins_over_the_longest_input(tmp_path, encoders, name):
+def test_the_length_of_a_role_wins_over_max_seq_length(tmp_path, encoders, name):
   folder = make(tmp_path / 'theirs', encoders['Bert'], 128, name, longest=8)
   compare(bert_jax.from_pretrained(folder), folder)
 

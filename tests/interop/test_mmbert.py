@@ -56,7 +56,7 @@ def both(tmp_path_factory):
   return folder, theirs, tokenizer_reader.load(folder)
 
 
-def test_ids_are_those_of_transformers(both):
+def test_ids_equal_transformers(both):
   _, theirs, ours = both
   assert (ours.pad_id, ours.sep_id, ours.cls_id, ours.unk_id, ours.mask_id) == (0, 1, 2, 3, 4)
   assert ours.vocab == theirs.convert_ids_to_tokens(range(len(theirs)))
@@ -90,7 +90,7 @@ def test_words(both):
   assert ours.word_starts()[pieces[0]] and pieces == ours.encode_batch([' quick'])[0]
 
 
-def test_a_model_with_it(both, tmp_path):
+def test_a_modernbert_with_this_tokenizer_equals_transformers(both, tmp_path):
   folder, _, ours = both
   torch.manual_seed(0)
   theirs = transformers.ModernBertForMaskedLM(transformers.ModernBertConfig(

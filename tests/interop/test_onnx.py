@@ -86,7 +86,7 @@ def test_every_member_and_task(member, kind, tmp_path):
   assert json.loads((tmp_path / 'config.json').read_text())['model_type'] == member
 
 
-def test_another_model_is_not_equal(tmp_path):
+def test_verification_refuses_another_model(tmp_path):
   model = make('bert', 'encoder')
   folder.save(model, epath.Path(tmp_path))
   model.params['params']['bert']['layers']['feed_forward']['up']['bias'][1, 3] += 0.1
@@ -94,7 +94,7 @@ def test_another_model_is_not_equal(tmp_path):
     list(folder.compare(model, epath.Path(tmp_path)))
 
 
-def test_the_vectors_of_an_embedder_are_ours(tmp_path):
+def test_the_graph_of_an_embedder_gives_our_vectors(tmp_path):
   """Pooling, dense layer and normalization of the graph equal those of the host."""
   model = make('bert', 'embedder')
   folder.save(model, epath.Path(tmp_path))
@@ -108,14 +108,14 @@ def test_the_vectors_of_an_embedder_are_ours(tmp_path):
   np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-6)
 
 
-def test_nodes_that_runtimes_fuse_and_quantize(tmp_path):
+def test_the_graph_has_nodes_that_runtimes_fuse_and_quantize(tmp_path):
   folder.save(make('bert', 'masked_lm'), epath.Path(tmp_path))
   graph = onnx.load(str(tmp_path / 'onnx/model.onnx')).graph
   kinds = collections.Counter(node.op_type for node in graph.node)
   assert (kinds['LayerNormalization'], kinds['Softmax'], kinds['Erf']) == (2 * 2 + 2, 2, 3)
   weights = {x.name for x in graph.initializer}
   constant = sum(node.op_type == 'MatMul' and node.input[1] in weights for node in graph.node)
-  assert constant == 2 * 4 + 1  # of each layer: qkv, out, up, down; and one of the head
+  assert constant == 2 * 4 + 1  # qkv, out, up, down of each layer, and one of the head
   # The table of the embeddings is stored once.
   large = [x for x in graph.initializer if list(x.dims) == [128, 32]]
   assert len(large) == 1
@@ -125,7 +125,7 @@ def test_nodes_that_runtimes_fuse_and_quantize(tmp_path):
       ['batch_size', 'sequence_length', made_tasks.tokenizer().vocab_size]]
 
 
-def test_a_function_by_hand():
+def test_a_converted_function_equals_jax():
   """Sizes that are computed, constants that are folded, and broadcasts."""
 
   def function(ids):

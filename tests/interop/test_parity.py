@@ -1,4 +1,4 @@
-"""From the same weights and batch: the numbers of transformers' PyTorch BERT."""
+"""The same weights and batch give the numbers of transformers' PyTorch BERT."""
 
 import dataclasses
 import functools

@@ -1,4 +1,4 @@
-"""Models in the folders of published ones: the vectors of PyTorch from the text on, and exports."""
+"""Models in folders like the published ones give PyTorch's vectors of texts; their exports."""
 
 import functools
 import json
@@ -50,7 +50,7 @@ def _write(name: str, folder: pathlib.Path):
 
 
 @pytest.mark.parametrize('name', published.FOLDERS)
-def test_vectors_are_those_of_pytorch(tmp_path, name):
+def test_vectors_equal_pytorch(tmp_path, name):
   theirs = _write(name, tmp_path)
   bert = bert_jax.from_pretrained(tmp_path)
   texts = [x for x in TEXTS if bert.tokenizer.parses_special or isinstance(x, tuple)
@@ -68,7 +68,7 @@ def test_vectors_are_those_of_pytorch(tmp_path, name):
     np.testing.assert_allclose(ours[:len(ids)], expected, atol=2e-5)
 
 
-def test_a_folder_that_no_other_library_reads(tmp_path, monkeypatch):
+def test_a_deberta_that_transformers_cannot_read_is_verified_alone(tmp_path, monkeypatch):
   def refuse(_):
     raise ImportError('protobuf is missing')
   monkeypatch.setattr(transformers.AutoTokenizer, 'from_pretrained', refuse)
@@ -111,7 +111,7 @@ CHANGES = {
 
 @pytest.mark.parametrize('name, file, old, new', [
     (name, *change) for name, changes in CHANGES.items() for change in changes])
-def test_a_changed_file_is_no_equal_export(tmp_path, name, file, old, new):
+def test_verification_refuses_a_changed_file(tmp_path, name, file, old, new):
   _write(name, tmp_path / 'a')
   source = reader.load(str(tmp_path / 'a'))
   source.save(epath.Path(tmp_path / 'b'))
@@ -123,5 +123,5 @@ def test_a_changed_file_is_no_equal_export(tmp_path, name, file, old, new):
       'all equal, as tokenizer.json reads the folder, as transformers reads the folder')
   _flip(tmp_path / 'b' / file, old, new)
   with pytest.raises(UserError, match='differ|entry'):
-    # The copy is as it should be: its own reader takes no part in the comparison.
+    # Both models are the source, so only the folder's other readers can see the change.
     list(tokenizer_checks.compare(source, source, epath.Path(tmp_path / 'b')))

@@ -1,4 +1,4 @@
-"""RoBERTa's folders: the numbers of transformers' PyTorch classes, and round trips."""
+"""RoBERTa folders equal transformers' PyTorch classes, and survive round trips."""
 
 import pathlib
 
@@ -87,7 +87,7 @@ def test_masked_lm(tmp_path, layers, width):
     assert np.linalg.norm(gradients[name] - x) <= limit, name
 
 
-def test_its_classifier_is_berts(tmp_path):
+def test_the_classifier_equals_transformers(tmp_path):
   theirs = make('RobertaForSequenceClassification', tmp_path, num_labels=3)
   model = huggingface.load(epath.Path(tmp_path))
   assert model.task == 'sequence_classification' and len(model.labels) == 3
@@ -98,11 +98,11 @@ def test_its_classifier_is_berts(tmp_path):
 
 
 @pytest.mark.parametrize('architecture', list(families.ROBERTA.architectures))
-def test_every_architecture_comes_back(tmp_path, architecture):
+def test_every_architecture_survives_a_round_trip(tmp_path, architecture):
   make(architecture, tmp_path / 'a')
   huggingface.save(huggingface.load(epath.Path(tmp_path / 'a')), epath.Path(tmp_path / 'b'))
   a, b = (load_file(str(tmp_path / d / 'model.safetensors')) for d in 'ab')
-  for tensors in (a, b):  # the two rows of no token
+  for tensors in (a, b):  # the two rows that no position uses
     name = next(name for name in tensors if 'position_embeddings' in name)
     tensors[name] = tensors[name][2:]
   assert a.keys() == b.keys()
@@ -135,7 +135,7 @@ def test_pairs_have_two_separators(tmp_path):
   assert window.input.ids[window.offset:window.offset + window.count] == first
 
 
-def test_a_wrong_padding(tmp_path):
+def test_a_wrong_pad_token_id_is_refused(tmp_path):
   make('RobertaModel', tmp_path)
   path = tmp_path / 'config.json'
   path.write_text(path.read_text().replace('"pad_token_id": 1', '"pad_token_id": null'))

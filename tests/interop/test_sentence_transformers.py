@@ -1,4 +1,4 @@
-"""Folders of sentence-transformers: the vectors are those of the package, read and written."""
+"""Folders of sentence-transformers give the vectors of the package, read and written."""
 
 import dataclasses
 import json
@@ -33,8 +33,8 @@ def encoder(tmp_path_factory):
   return str(folder)
 
 
-def made(folder, encoder, *modules, pooling='mean', include_prompt=True, **options) -> str:
-  """A folder that the package has written: 2 layers of 128, inputs of up to 16 tokens."""
+def make(folder, encoder, *modules, pooling='mean', include_prompt=True, **options) -> str:
+  """A folder that the package writes: 2 layers of 128, inputs of up to 16 tokens."""
   torch.manual_seed(0)
   first = models.Transformer(encoder, max_seq_length=16)
   width = 128 * (1 if isinstance(pooling, str) else len(pooling))
@@ -73,9 +73,9 @@ LAYOUTS = {
 
 
 @pytest.mark.parametrize('name', LAYOUTS)
-def test_a_folder_gives_its_vectors_without_flags_there_and_back(tmp_path, encoder, name):
+def test_a_folder_keeps_its_vectors_through_conversions(tmp_path, encoder, name):
   layout = dict(LAYOUTS[name])
-  folder = made(tmp_path / 'theirs', encoder, *layout.pop('modules'), **layout)
+  folder = make(tmp_path / 'theirs', encoder, *layout.pop('modules'), **layout)
   ours = bert_jax.from_pretrained(folder)
   expected = theirs(folder)
   np.testing.assert_allclose(ours.embed(TEXTS), expected, atol=1e-5)
@@ -91,8 +91,8 @@ def test_a_folder_gives_its_vectors_without_flags_there_and_back(tmp_path, encod
   assert back.files(128) == kept.files(128) == ours.model.sentence.files(128)
 
 
-def test_a_prompt_changes_the_vectors_and_the_empty_name_takes_it_away(tmp_path, encoder):
-  folder = made(tmp_path / 'a', encoder, prompts={'query': 'w7 find: '},
+def test_a_prompt_changes_the_vectors_and_an_empty_name_removes_it(tmp_path, encoder):
+  folder = make(tmp_path / 'a', encoder, prompts={'query': 'w7 find: '},
                 default_prompt_name='query')
   ours = bert_jax.from_pretrained(folder)
   np.testing.assert_allclose(ours.embed(TEXTS, prompt=''), theirs(folder, prompt=''), atol=1e-5)
@@ -104,7 +104,7 @@ def test_a_prompt_changes_the_vectors_and_the_empty_name_takes_it_away(tmp_path,
 
 
 def test_arguments_win_over_the_folder(tmp_path, encoder):
-  folder = made(tmp_path / 'a', encoder, dense(torch.nn.Tanh(), 128), lambda _: models.Normalize(),
+  folder = make(tmp_path / 'a', encoder, dense(torch.nn.Tanh(), 128), lambda _: models.Normalize(),
                 pooling='cls')
   ours = bert_jax.from_pretrained(folder)
   kernel, _ = ours.model.sentence.modules
@@ -128,10 +128,10 @@ def test_arguments_win_over_the_folder(tmp_path, encoder):
       ours.embed(TEXTS, **options)
 
 
-def test_the_chunks_of_a_long_text_have_one_prompt(tmp_path, encoder):
-  folder = made(tmp_path / 'a', encoder, include_prompt=False, prompts={'query': 'w7 '})
+def test_only_the_first_chunk_of_a_long_text_has_the_prompt(tmp_path, encoder):
+  folder = make(tmp_path / 'a', encoder, include_prompt=False, prompts={'query': 'w7 '})
   ours = bert_jax.from_pretrained(folder)
-  words = [f'w{i}' for i in range(20)]  # 13 behind the prompt fit, 7 follow
+  words = [f'w{i}' for i in range(20)]  # 13 fit after the prompt, 7 follow
   together = ours.embed([' '.join(words), 'w1'], prompt='query', long='chunks_mean')
   apart = [ours.embed([' '.join(words[:13])], prompt='query'), ours.embed([' '.join(words[13:])])]
   np.testing.assert_allclose(together[0], np.mean(apart, 0)[0], atol=1e-5)
@@ -145,7 +145,7 @@ def test_the_old_layout(tmp_path, encoder, name):
   folder = tmp_path / 'old'
   shutil.copytree(encoder, folder / '0_Transformer')
   vocab = (folder / '0_Transformer/vocab.txt').read_text().replace('w4', 'W4')
-  (folder / '0_Transformer/vocab.txt').write_text(vocab)  # never read: text is lower-cased before
+  (folder / '0_Transformer/vocab.txt').write_text(vocab)  # text is lower-cased: no W4
   (folder / '0_Transformer/tokenizer_config.json').write_text(
       '{"do_lower_case": false, "model_max_length": 12, "tokenizer_class": "BertTokenizer"}')
   (folder / '0_Transformer' / name).write_text(
@@ -171,7 +171,7 @@ def test_the_old_layout(tmp_path, encoder, name):
     ('weightedmean_tokens',), (),
     ('lasttoken', 'max_tokens', 'weightedmean_tokens', 'mean_sqrt_len_tokens')])
 def test_flags_of_older_folders(tmp_path, encoder, flags):
-  folder = made(tmp_path / 'old', encoder)
+  folder = make(tmp_path / 'old', encoder)
   flags = {f'pooling_mode_{name}': True for name in flags}
   (tmp_path / 'old/1_Pooling/config.json').write_text(json.dumps(
       {'word_embedding_dimension': 128, 'pooling_mode_mean_tokens': False, **flags}))
@@ -179,7 +179,7 @@ def test_flags_of_older_folders(tmp_path, encoder, flags):
                              atol=1e-5)
 
 
-def test_minilm_there_and_back(tmp_path, capsys):
+def test_minilm_keeps_its_vectors_through_a_conversion(tmp_path, capsys):
   conversion.convert(MINILM, str(tmp_path / 'new'), 'sentence_transformers')
   assert 'vectors         differ from sentence-transformers by at most' in capsys.readouterr().out
   texts = ['A man is playing a guitar.', 'Someone plays music.', 'word ' * 400]
@@ -190,7 +190,7 @@ def test_minilm_there_and_back(tmp_path, capsys):
   assert 'pipeline_tag: sentence-similarity\n' in card and "SentenceTransformer('THIS" in card
 
 
-def test_a_pretrained_model_is_written_without_heads_and_with_the_mean(tmp_path):
+def test_a_pretrained_model_is_exported_with_mean_pooling(tmp_path):
   torch_bert.make('BertForPreTraining', tmp_path / 'model')
   conversion.convert(str(tmp_path / 'model'), str(tmp_path / 'new'), 'sentence_transformers')
   ours = bert_jax.from_pretrained(str(tmp_path / 'model'))
@@ -205,8 +205,8 @@ def test_a_wrong_export_is_refused(encoder, tmp_path, monkeypatch):
   assert not list(tmp_path.iterdir())
 
 
-def test_other_pooling_is_another_model(tmp_path, encoder):
-  a, b = (made(tmp_path / x, encoder, pooling=x) for x in ('mean', 'cls'))
+def test_verification_refuses_another_pooling(tmp_path, encoder):
+  a, b = (make(tmp_path / x, encoder, pooling=x) for x in ('mean', 'cls'))
   with pytest.raises(UserError, match='differ in pooling'):
     conversion.convert(a, b, None, verify_only=True)
 
@@ -239,7 +239,7 @@ def changed(folder, name, change):
     ('sentence_bert_config.json', lambda x: x | {'max_seq_length': 'long'},
      "'long' is not a number")])
 def test_mistakes(tmp_path, encoder, name, change, message):
-  folder = made(tmp_path / 'model', encoder, dense(torch.nn.Tanh()))
+  folder = make(tmp_path / 'model', encoder, dense(torch.nn.Tanh()))
   changed(folder, name, change)
   with pytest.raises(UserError, match=message):
     load_lib.load(folder)
@@ -250,7 +250,7 @@ def test_mistakes(tmp_path, encoder, name, change, message):
     {'tokenizer_args': {'model_max_length': 12}}, {'config_kwargs': {'hidden_act': 'relu'}}])
 @pytest.mark.parametrize('modules', [1, 2])
 def test_arguments_that_change_outputs_are_refused(tmp_path, encoder, fields, modules):
-  folder = made(tmp_path / 'model', encoder)
+  folder = make(tmp_path / 'model', encoder)
   changed(folder, 'sentence_bert_config.json', lambda x: x | fields)
   changed(folder, 'modules.json', lambda x: x[:modules])
   with pytest.raises(UserError) as error:
@@ -264,7 +264,7 @@ def test_arguments_that_change_outputs_are_refused(tmp_path, encoder, fields, mo
                                           (['hidden_states', 1], 'token_embeddings')])
 @pytest.mark.parametrize('modules', [1, 2])
 def test_other_outputs_of_an_encoder_are_refused(tmp_path, encoder, output, name, modules):
-  folder = made(tmp_path / 'model', encoder)
+  folder = make(tmp_path / 'model', encoder)
   outputs = {'text': {'method': 'forward', 'method_output_name': output}}
   changed(folder, 'sentence_bert_config.json',
           lambda x: x | {'modality_config': outputs, 'module_output_name': name})
@@ -277,27 +277,27 @@ def test_other_outputs_of_an_encoder_are_refused(tmp_path, encoder, output, name
       "transformer_task='feature-extraction'")
 
 
-def test_arguments_without_an_effect_are_not_refused(tmp_path, encoder):
-  folder = made(tmp_path / 'model', encoder)
+def test_arguments_without_an_effect_are_accepted(tmp_path, encoder):
+  folder = make(tmp_path / 'model', encoder)
   changed(folder, 'sentence_bert_config.json', lambda x: x | {
       'processing_kwargs': {'text': {}}, 'tokenizer_args': {}, 'config_args': None,
       'model_args': {'torch_dtype': 'float32', 'attn_implementation': 'eager',
                      'trust_remote_code': True, 'add_pooling_layer': False}})
   # The package itself refuses a table that is null.
   np.testing.assert_allclose(bert_jax.from_pretrained(folder).embed(TEXTS),
-                             theirs(made(tmp_path / 'plain', encoder)), atol=1e-5)
+                             theirs(make(tmp_path / 'plain', encoder)), atol=1e-5)
 
 
-def test_a_pickle_is_not_read(tmp_path, encoder):
-  folder = made(tmp_path / 'model', encoder, dense(torch.nn.Tanh()))
+def test_a_pickle_is_refused(tmp_path, encoder):
+  folder = make(tmp_path / 'model', encoder, dense(torch.nn.Tanh()))
   (tmp_path / 'model/2_Dense/model.safetensors').rename(
       tmp_path / 'model/2_Dense/pytorch_model.bin')
   with pytest.raises(UserError, match='2_Dense lacks model.safetensors: save_pretrained'):
     load_lib.load(folder)
 
 
-def test_an_encoder_alone_is_a_model_of_transformers(tmp_path, encoder):
-  folder = made(tmp_path / 'model', encoder)
+def test_an_encoder_alone_is_read_without_a_sentence_layout(tmp_path, encoder):
+  folder = make(tmp_path / 'model', encoder)
   changed(folder, 'modules.json', lambda x: x[:1])
   assert load_lib.load(folder).sentence is None
 
@@ -311,7 +311,7 @@ def config(tmp_path, start, **overrides):
   return c
 
 
-def test_a_run_takes_the_pooling_of_its_start_and_its_workdir_is_written(tmp_path):
+def test_a_run_keeps_the_pooling_of_its_start_and_exports_it(tmp_path):
   made_tasks.model(tmp_path / 'encoder')
   model = load_lib.load(str(tmp_path / 'encoder'))
   layout = sentence_layout.SentenceLayout(('cls',))
@@ -326,16 +326,16 @@ def test_a_run_takes_the_pooling_of_its_start_and_its_workdir_is_written(tmp_pat
   conversion.convert(str(tmp_path / 'run'), str(tmp_path / 'own'), 'bert_jax')
   conversion.convert(str(tmp_path / 'own'), str(tmp_path / 'new'), 'sentence_transformers')
   np.testing.assert_allclose(theirs(tmp_path / 'new'), expected, atol=1e-5)
-  # The run goes on with it, and a pooling that is given wins.
+  # The run continues with this pooling, and an explicit pooling wins.
   run.run(config(tmp_path, str(start), **{'train_steps': 2}), str(tmp_path / 'run'))
   run.run(config(tmp_path, str(start), **{'data.pooling': 'max'}), str(tmp_path / 'other'))
   assert load_lib.load(str(tmp_path / 'other')).sentence.pooling == ('max',)
 
 
 def test_a_start_that_pools_twice_is_refused_and_a_dense_layer_left_out(tmp_path, encoder, capsys):
-  c = config(tmp_path, made(tmp_path / 'two', encoder, pooling=('cls', 'mean')))
+  c = config(tmp_path, make(tmp_path / 'two', encoder, pooling=('cls', 'mean')))
   with pytest.raises(UserError, match='concatenates cls and mean'):
     initial.unset_layout(c, {}, load_lib.load(c.init_from))
-  c.init_from = made(tmp_path / 'dense', encoder, dense(torch.nn.Tanh()))
+  c.init_from = make(tmp_path / 'dense', encoder, dense(torch.nn.Tanh()))
   fields = initial.unset_layout(c, {}, load_lib.load(c.init_from))
   assert fields == {'data.pooling': 'mean'} and 'Dense of' in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""Folders of a SparseEncoder: the weights are those of sentence-transformers, read and written."""
+"""Folders of a SparseEncoder give sentence-transformers' weights, read and written."""
 
 import io
 import json
@@ -39,7 +39,7 @@ def encoder(tmp_path_factory):
   return str(folder)
 
 
-def made(folder, encoder, pooling='max', activation='relu', older=False, **options) -> str:
+def make(folder, encoder, pooling='max', activation='relu', older=False, **options) -> str:
   torch.manual_seed(0)
   if older:
     first = MLMTransformer(encoder, max_seq_length=20)
@@ -63,9 +63,9 @@ LAYOUTS = {
 
 
 @pytest.mark.parametrize('name', LAYOUTS)
-def test_a_folder_gives_its_weights_there_and_back(tmp_path, encoder, name):
+def test_a_folder_keeps_its_weights_through_conversions(tmp_path, encoder, name):
   layout = LAYOUTS[name]
-  folder = made(tmp_path / 'theirs', encoder, **layout)
+  folder = make(tmp_path / 'theirs', encoder, **layout)
   ours, expected = bert_jax.from_pretrained(folder), theirs(folder)
   assert 0 < np.count_nonzero(expected) < expected.size
   np.testing.assert_allclose(sparse_embedding.vectors(ours, TEXTS), expected, atol=2e-5)
@@ -87,7 +87,7 @@ def test_other_encoders(tmp_path, title):
   test_family.make(f'{title}ForMaskedLM', tmp_path / 'mlm')
   transformers.BertTokenizer.from_pretrained(str(tmp_path / 'mlm')).save_pretrained(
       str(tmp_path / 'mlm'))
-  folder = made(tmp_path / 'theirs', str(tmp_path / 'mlm'))
+  folder = make(tmp_path / 'theirs', str(tmp_path / 'mlm'))
   np.testing.assert_allclose(
       sparse_embedding.vectors(bert_jax.from_pretrained(folder), TEXTS), theirs(folder), atol=5e-5)
   conversion.convert(folder, str(tmp_path / 'back'), 'sentence_transformers')
@@ -95,7 +95,7 @@ def test_other_encoders(tmp_path, title):
 
 
 def test_predict_gives_the_entries_of_the_folder(tmp_path, encoder, monkeypatch):
-  folder = made(tmp_path / 'a', encoder, max_active_dims=5, prompts={'query': 'w7 find: '})
+  folder = make(tmp_path / 'a', encoder, max_active_dims=5, prompts={'query': 'w7 find: '})
   lines = ''.join(json.dumps({'text': text}) + '\n' for text in TEXTS).encode()
   for prompt in (None, 'query'):
     monkeypatch.setattr(sys, 'stdin', io.TextIOWrapper(io.BytesIO(lines)))
@@ -112,9 +112,9 @@ def test_predict_gives_the_entries_of_the_folder(tmp_path, encoder, monkeypatch)
     predictions.run('sparse_embedding', folder, None, None, predictions.Options(prompt='passage'))
 
 
-def test_a_run_and_an_evaluation_refuse_another_pooling_than_theirs(tmp_path, encoder):
+def test_a_run_refuses_a_start_with_another_pooling(tmp_path, encoder):
   config = config_lib.finetuning('sparse_embedding')
-  config.init_from = made(tmp_path / 'sum', encoder, pooling='sum')
+  config.init_from = make(tmp_path / 'sum', encoder, pooling='sum')
   with pytest.raises(UserError, match='pools the sum of relu.*convert --to=huggingface'):
     initial.unset_layout(config, {}, load_lib.load(config.init_from))
   conversion.convert(config.init_from, str(tmp_path / 'mlm'), 'huggingface')
@@ -122,10 +122,10 @@ def test_a_run_and_an_evaluation_refuse_another_pooling_than_theirs(tmp_path, en
   assert initial.unset_layout(config, {}, load_lib.load(config.init_from)) == {}
 
 
-def test_an_older_start_with_more_heads(tmp_path):
+def test_an_older_folder_with_more_heads_survives_a_conversion(tmp_path):
   torch_bert.make('BertForPreTraining', tmp_path / 'mlm')
-  folder = made(tmp_path / 'a', str(tmp_path / 'mlm'), older=True)
-  config = tmp_path / 'a/config.json'  # as the encoder was before it was trained
+  folder = make(tmp_path / 'a', str(tmp_path / 'mlm'), older=True)
+  config = tmp_path / 'a/config.json'  # as the encoder was before training
   torch_bert.make('BertForPreTraining', tmp_path / 'a')
   assert json.loads(config.read_text())['architectures'] == ['BertForPreTraining']
   conversion.convert(folder, str(tmp_path / 'back'), 'sentence_transformers')
@@ -155,7 +155,7 @@ def changed(folder, name, change):
     ('config.json', lambda x: x | {'architectures': ['BertForSplade']},
      'needs the logits of a masked LM, but its encoder has no such head')])
 def test_mistakes(tmp_path, encoder, name, change, message):
-  folder = made(tmp_path / 'model', encoder, older=True)
+  folder = make(tmp_path / 'model', encoder, older=True)
   changed(folder, name, change)
   with pytest.raises(UserError, match=message):
     load_lib.load(folder)

@@ -1,4 +1,4 @@
-"""A checkpoint that TensorFlow wrote under the published names is the model that it came from."""
+"""A TensorFlow checkpoint with the published names gives the model that it came from."""
 
 import json
 import re
@@ -57,7 +57,7 @@ def folders(tmp_path):
   return tmp_path / 'hf', folder
 
 
-def test_the_same_parameters(folders):
+def test_a_tensorflow_checkpoint_gives_the_same_parameters(folders):
   theirs, ours = huggingface.load(epath.Path(folders[0])), load_lib.load(str(folders[1]))
   assert ours.config == theirs.config and ours.groups == theirs.groups
   jax.tree.map(np.testing.assert_array_equal, ours.params, theirs.params)

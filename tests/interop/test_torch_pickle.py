@@ -1,4 +1,4 @@
-"""pytorch_model.bin without torch: the bits that torch.save wrote, and no code of the file."""
+"""pytorch_model.bin without torch: the bits that torch.save writes, and no code is run."""
 
 import collections
 import io
@@ -93,7 +93,7 @@ def rewrite(path: pathlib.Path, **files: bytes):
       new.writestr(name, x)
 
 
-def test_a_name_that_the_scan_cannot_see_does_not_run_either(tmp_path):
+def test_a_hidden_name_is_refused_and_does_not_run(tmp_path):
   path, touched = tmp_path / 'x.bin', tmp_path / 'touched'
   torch.save({'x': torch.zeros(2)}, path)
 
@@ -136,7 +136,7 @@ def pickled(tensor_arguments: tuple) -> bytes:
     ((2,), (-1,), 3, 'are not sizes and strides'),
     ((2**62, 2**62), (1, 1), 0, 'ends outside'),
     ((2, 3), (3,), 0, 'are not sizes and strides')])
-def test_a_tensor_outside_its_storage(tmp_path, shape, strides, offset, message):
+def test_a_tensor_outside_its_storage_is_refused(tmp_path, shape, strides, offset, message):
   path = tmp_path / 'x.bin'
   torch.save({'x': torch.zeros(2, 3)}, path)
   storage = Storage('storage', torch.FloatStorage, '0', 'cpu', 6)
@@ -184,8 +184,7 @@ def test_other_files(tmp_path, breaks, message):
     (torch.ones(2).expand(3, 2), r'a tensor \[3, 2\] that repeats the 2 elements of its storage'),
     (torch.ones(1).expand(2**20, 2**20), 'that repeats the 1 elements'),
     (torch.arange(4.).as_strided((3, 3), (1, 0)), 'that repeats the 4 elements')])
-def test_tensors_that_are_not_read_are_no_attack_and_the_remedy_writes_them(
-    tmp_path, tensor, names):
+def test_unsupported_tensors_are_refused_with_a_command_that_converts_them(tmp_path, tensor, names):
   path = tmp_path / 'pytorch_model.bin'
   torch.save({'x': tensor, 'y': torch.arange(4.).reshape(2, 2).T}, path)
   with pytest.raises(UserError, match=f'holds tensors of an unknown kind.*{names}') as error:
@@ -199,7 +198,7 @@ def test_tensors_that_are_not_read_are_no_attack_and_the_remedy_writes_them(
   np.testing.assert_array_equal(written['y'], [[0, 2], [1, 3]])
 
 
-def test_a_state_dict_of_doubles_integers_and_masks_is_a_model(tmp_path):
+def test_a_state_dict_of_doubles_and_integers_gives_the_same_model(tmp_path):
   theirs = torch_bert.make('BertForPreTraining', tmp_path)
   expected = huggingface.load(epath.Path(tmp_path))
   (tmp_path / 'model.safetensors').unlink()
@@ -209,7 +208,7 @@ def test_a_state_dict_of_doubles_integers_and_masks_is_a_model(tmp_path):
   assert_same(huggingface.load(epath.Path(tmp_path)), expected)
 
 
-def test_a_folder_with_a_pickle_alone_whole_and_in_parts(tmp_path):
+def test_a_folder_with_only_pickles_is_read_whole_or_in_shards(tmp_path):
   theirs = torch_bert.make('BertForPreTraining', tmp_path)
   expected = huggingface.load(epath.Path(tmp_path))
   (tmp_path / 'model.safetensors').unlink()

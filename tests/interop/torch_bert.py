@@ -24,7 +24,7 @@ def make(architecture: str, folder: pathlib.Path, size: str = 'tiny', **override
   """A model in evaluation mode, saved in `folder` with a vocabulary."""
   torch.manual_seed(0)
   model = getattr(transformers, architecture)(config(size, **overrides)).eval()
-  with torch.no_grad():  # biases and norms away from 0 and 1, or nobody would notice them swapped
+  with torch.no_grad():  # biases and norms away from 0 and 1, so that swaps show
     for name, tensor in model.named_parameters():
       if name.endswith('bias') or 'LayerNorm' in name:
         tensor.add_(0.05 * torch.randn(tensor.shape))

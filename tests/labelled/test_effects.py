@@ -21,7 +21,7 @@ from bert_jax.tasks.token_classification import TokenFiles
 
 
 def job(train, evals=(), count=0, places=1):
-  """What the table reads of a job."""
+  """The fields of a job that the table of effects reads."""
   splits = [types.SimpleNamespace(
       examples=examples, batches=types.SimpleNamespace(features=types.SimpleNamespace(count=count)))
       for examples in (train, *evals)]
@@ -39,8 +39,8 @@ COLUMNS = {'query': 'a', 'document': 'b', 'label': 1}
     ([LISTS], [], '', False), ([MINED], [LISTS], '', False), ([LISTS, LISTS], [MINED], '', False),
     ([COLUMNS], [], '', True), ([LISTS], [COLUMNS], '', True), ([LISTS, COLUMNS], [], '', True),
     ([LISTS | {'query': 'b'}, COLUMNS | {'query': 'b'}], [], '', True),
-    ([LISTS], [], 'test.tsv', True)])  # which may have columns
-def test_columns_of_a_reranker_whose_lines_are_lists(tmp_path, train, held_out, test, has_effect):
+    ([LISTS], [], 'test.tsv', True)])  # the test file may have columns
+def test_a_reranker_of_lists_refuses_column_fields(tmp_path, train, held_out, test, has_effect):
   c = config_lib.finetuning('reranking')
   c.data.test = test
   groups = []
@@ -59,8 +59,8 @@ def test_columns_of_a_reranker_whose_lines_are_lists(tmp_path, train, held_out, 
 @pytest.mark.parametrize('batch_size, count, places, accumulation, most', [
     (1000, 2, 1, 1, 2), (3, 2, 1, 1, 2), (16, 2, 8, 1, 8), (9, 5, 2, 2, 8), (33, 32, 1, 1, 32),
     (2, 2, 1, 1, 0), (8, 2, 8, 1, 0), (8, 5, 2, 2, 0), (8, 100, 1, 1, 0)])
-def test_a_batch_beyond_the_examples(batch_size, count, places, accumulation, most):
-  """The mesh and the microbatches divide a batch: the bound that is named fits both."""
+def test_a_batch_larger_than_the_data_is_refused(batch_size, count, places, accumulation, most):
+  """The mesh and the microbatches divide a batch, so the suggested size fits both."""
   for task in ('sequence_classification', 'sentence_embedding', 'question_answering'):
     c = config_lib.finetuning(task)
     c.batch_size, c.optimizer.accumulation, c.data.train = batch_size, accumulation, 'x'
@@ -86,8 +86,8 @@ def test_tasks_without_pairs_have_no_column_for_one(task):
     config_lib.check_overrides(config_lib.finetuning(task), ['--config.data.text_pair_column=x'])
 
 
-def test_one_given_label_is_the_reason(tmp_path):
-  """Of tags and of classes; the file has more, or the same one."""
+def test_a_single_label_is_refused(tmp_path):
+  """For tags and for classes, whether the file has other labels or only this one."""
   for labels, tags in ((('O',), ('O', 'B-A')), (('B-A',), ('B-A', 'B-A')), (('O',), ('O', 'O'))):
     c = config_lib.finetuning('token_classification')
     c.data.train, c.data.labels = 'train.conll', labels
@@ -102,7 +102,7 @@ def test_one_given_label_is_the_reason(tmp_path):
   examples = [texts.TextExample('', 'x', None, label) for label in ('yes', 'no')]
   with pytest.raises(UserError, match='^data.labels=yes is one label: name every label of'):
     SequenceFiles.check_training(c, examples)
-  c.data.problem = 'multi_label'  # a single label may be there or not
+  c.data.problem = 'multi_label'  # a text may have the single label or none
   SequenceFiles.check_training(c, examples)
 
 
@@ -110,7 +110,7 @@ def test_one_given_label_is_the_reason(tmp_path):
     ('token_classification', 'f1'), ('question_answering', 'f1'), ('multiple_choice', 'accuracy'),
     ('sentence_embedding', 'spearman'), ('sparse_embedding', 'spearman'),
     ('late_interaction', 'spearman'), ('reranking', 'ndcg_10')])
-def test_the_score_that_decides_where_none_is_named(task, best):
+def test_keep_best_auto_chooses_the_score_of_the_task(task, best):
   c = config_lib.finetuning(task)
   c.keep_best = 'auto'
   data = types.SimpleNamespace(files=task_list.ALL[task].files(SentenceEmbedding(None)))
@@ -130,8 +130,8 @@ READ = {'sequence_classification': 'format, label_column, problem, text_column, 
     ('sparse_embedding', 'negative_column'), ('late_interaction', 'query_prompt'),
     ('late_interaction', 'document_prompt'), ('late_interaction', 'query_expansion'),
     ('late_interaction', 'scores_column')])
-def test_the_files_of_data_eval_have_other_columns_and_no_other_texts(task, field):
-  """data.eval is encoded as data.train: a field about it is refused before any file is read."""
+def test_data_eval_may_have_other_columns_but_no_other_fields(task, field):
+  """data.eval is encoded like data.train: no field changes that, and no file is read first."""
   c = config_lib.finetuning(task)
   c.data.train, c.data.eval, c.data.eval_fields = 'nowhere', 'nowhere', (f'{field}=x',)
   with pytest.raises(UserError) as e:
@@ -144,7 +144,7 @@ def test_the_files_of_data_eval_have_other_columns_and_no_other_texts(task, fiel
       finetuning_data.read(task_list.ALL[task].files, c, None, None)
 
 
-def test_the_format_of_questions_has_an_effect_in_data_eval_too():
+def test_an_unknown_format_of_questions_is_refused():
   c = config_lib.finetuning('question_answering')
   c.data.format = 'tsv'
   with pytest.raises(UserError, match="^data.format='tsv' is unknown: use squad$"):

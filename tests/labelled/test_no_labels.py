@@ -1,4 +1,4 @@
-"""What is no label becomes no class: each value is an error, unless the user has named it."""
+"""A value that is not a label is an error, and never a class, unless the user names it."""
 
 import json
 import re
@@ -44,8 +44,8 @@ NO_LABELS = ('NaN', 'nan', 'None', 'null', 'NULL', 'NA', 'N/A', '#N/A', '<NA>', 
 
 @pytest.mark.parametrize('value', NO_LABELS)
 @pytest.mark.parametrize('name', ['a.csv', 'a.tsv', 'a.jsonl'])
-def test_one_label_a_row(tmp_path, name, value):
-  """The error names the line; what it offers leaves the row out, or makes the value a class."""
+def test_a_value_that_is_not_a_label_is_refused(tmp_path, name, value):
+  """The error names the line; its remedies leave the row out, or make the value a class."""
   rows = [('one', '0'), ('two', value), ('three', '1'), ('four', '0')]
   lines = {'csv': ['text,label', *map(','.join, rows)],
            'tsv': ['text\tlabel', *map('\t'.join, rows)],
@@ -63,7 +63,7 @@ def test_one_label_a_row(tmp_path, name, value):
 
 @pytest.mark.parametrize('value, written', [(float('nan'), 'nan'), (None, 'null'),
                                             (float('inf'), 'inf')])
-def test_values_of_json(tmp_path, value, written):
+def test_missing_values_of_json_are_refused(tmp_path, value, written):
   rows = [{'text': t, 'label': x} for t, x in (('a', 'yes'), ('b', value), ('c', 'no'))]
   (tmp_path / 'a.jsonl').write_text('\n'.join(map(json.dumps, rows)))
   with pytest.raises(UserError, match=f"line 2: the label '{written}' stands for") as e:
@@ -78,7 +78,7 @@ def test_values_of_json(tmp_path, value, written):
   assert [x.label for x in rest] == [('yes',), ('no',)]
 
 
-def test_an_empty_label(tmp_path):
+def test_an_empty_label_is_refused(tmp_path):
   (tmp_path / 'a.csv').write_text('text,label\na,yes\nb,\nc, \nd,no\n')
   with pytest.raises(UserError, match="line 3: 'label' is empty") as e:
     train(tmp_path / 'a.csv')
@@ -91,7 +91,7 @@ def test_an_empty_label(tmp_path):
     (('1', '01', '2'), "line 3: the labels '1' and '01' are the same number"),
     (('yes', 'no', '0.4'), "line 4: the label '0.4' is a number, others are names"),
     (('0.0', '1.0', '-1.0'), "line 4: the label '-1.0' next to 0 often stands for")])
-def test_numbers_that_are_doubtful_as_labels(tmp_path, labels, message):
+def test_doubtful_numbers_as_labels_are_refused(tmp_path, labels, message):
   (tmp_path / 'a.tsv').write_text('text\tlabel\n' + ''.join(f'x\t{x}\n' for x in labels))
   with pytest.raises(UserError, match=message):
     train(tmp_path / 'a.tsv')
@@ -101,7 +101,7 @@ def test_numbers_that_are_doubtful_as_labels(tmp_path, labels, message):
 @pytest.mark.parametrize('labels', [
     ('-1', '1'), ('-2', '-1', '0', '1'), ('1.5', '2.0'), ('🙂', '🙁'), ('a.b', 'c/d'), ('Na', 'Ne'),
     ('1', '2', '3'), ('yes', 'no', '3'), ('+', '++'), ('v1.2.3', 'v2'), ('03', '12')])
-def test_labels_that_need_no_rule(tmp_path, labels):
+def test_ordinary_labels_are_accepted(tmp_path, labels):
   (tmp_path / 'a.tsv').write_text('text\tlabel\n' + ''.join(f'x\t{x}\n' for x in labels * 2))
   examples, notes = train(tmp_path / 'a.tsv')
   assert {x.label for x in examples} == set(labels) and not notes
@@ -109,7 +109,7 @@ def test_labels_that_need_no_rule(tmp_path, labels):
 
 @pytest.mark.parametrize('value', ['-1', '0.4', '', 'nan', 'yes', '2', '1_0', 'None'])
 @pytest.mark.parametrize('kind', ['csv', 'jsonl'])
-def test_columns_of_0_and_1(tmp_path, kind, value):
+def test_label_columns_accept_only_0_and_1(tmp_path, kind, value):
   """Jigsaw's test labels have -1, civil comments fractions."""
   rows = [('a', '1', '0'), ('b', value, value), ('c', '0.0', 'True')]
   path = tmp_path / f'a.{kind}'
@@ -124,8 +124,8 @@ def test_columns_of_0_and_1(tmp_path, kind, value):
   assert notes[0].startswith('1 of 3 rows')
 
 
-def test_columns_of_json(tmp_path):
-  """Numbers and truth values; null; columns within objects; a name that stands there twice."""
+def test_label_columns_of_json_are_read_or_refused(tmp_path):
+  """Numbers and booleans; null; columns within objects; a repeated name."""
   rows = [{'text': 'a', 'of': {'x': True, 'y': 0}}, {'text': 'b', 'of': {'x': 0.0, 'y': 1}}]
   path = tmp_path / 'a.jsonl'
   path.write_text('\n'.join(map(json.dumps, rows)))
@@ -143,13 +143,13 @@ def test_columns_of_json(tmp_path):
 
 @pytest.mark.parametrize('value', ['nan', 'inf', '-Infinity', '', 'None', '1_000', '3,5',
                                    '2010-02-02', float('nan'), True, None, [1]])
-def test_numbers_of_a_regression(tmp_path, value):
+def test_a_regression_refuses_values_that_are_not_numbers(tmp_path, value):
   (tmp_path / 'a.jsonl').write_text(json.dumps({'text': 'x', 'label': value}))
   with pytest.raises(UserError, match="line 1: .*(not a number|no column 'label' in this line)"):
     train(tmp_path / 'a.jsonl', problem='regression')
 
 
-def test_numbers_that_sts_b_does_not_have(tmp_path):
+def test_scores_outside_the_range_of_sts_b_are_refused(tmp_path):
   head = 'sentence1\tsentence2\tscore\n'
   (tmp_path / 'a.tsv').write_text(head + 'a\tb\t5.0\na\tb\t-1\n')
   with pytest.raises(UserError, match=r"line 3: 'score' is -1, which is not in \[0, 5\]"):
@@ -164,7 +164,7 @@ def test_numbers_that_sts_b_does_not_have(tmp_path):
     ('good text,web', "line 3: 2 fields for 3 columns: no column 'source' in this line"),
     ('# a comment', "line 3: 1 fields for 3 columns: no column 'label' in this line"),
     ('good, bad,yes,web', 'line 3: 4 fields for 3 columns')])
-def test_lines_of_tables_that_are_no_rows(tmp_path, line, message):
+def test_table_lines_that_are_not_rows_are_refused(tmp_path, line, message):
   """For every task that reads tables: a shifted column would be read as another."""
   for name, separator in (('a.csv', ','), ('a.tsv', '\t')):
     content = f'text,label,source\nx,no,web\n{line}\ny,yes,web\n'.replace(',', separator)
@@ -176,7 +176,7 @@ def test_lines_of_tables_that_are_no_rows(tmp_path, line, message):
 
 @pytest.mark.parametrize('line', ['Text,Label,Source', 'TEXT, LABEL ,SOURCE', 'label,Text,source',
                                   '"text_",lab-el,source'])
-def test_a_header_in_another_spelling(tmp_path, line):
+def test_a_repeated_header_in_another_spelling_is_refused(tmp_path, line):
   """Such a row is refused for every task that reads tables."""
   (tmp_path / 'a.csv').write_text(f'text,label,source\nx,no,web\n{line}\ny,yes,web\n')
   for read in (train, lambda path: list(table.read(str(path), 'auto', 'x'))):
@@ -192,8 +192,8 @@ def test_a_header_in_another_spelling(tmp_path, line):
     ('text,tone', ['a,no', 'Tweet,Tone', 'b,yes'], "line 3: the label 'Tone' is the name"),
     ('text,label', ['a,no', 'b,yes', 'no,c', 'd,no'],
      "line 4: the label 'c' is next to the text 'no', which is a label in other rows")])
-def test_rows_that_are_headers_or_swapped(tmp_path, head, rows, message):
-  """What the message offers leaves the row out, or makes the value a class; in JSON lines too."""
+def test_rows_that_are_headers_or_swapped_are_refused(tmp_path, head, rows, message):
+  """The remedies leave the row out, or make the value a class; in JSON lines too."""
   path, columns = tmp_path / 'a.csv', head.split(',')
   path.write_text('\n'.join([head, *rows]))
   fields = dict(zip(('text_column', 'label_column'), columns))
@@ -205,7 +205,7 @@ def test_rows_that_are_headers_or_swapped(tmp_path, head, rows, message):
   assert len(train(path, **fields, labels=labels)[0]) == len(rows)
   path = tmp_path / 'a.jsonl'
   path.write_text('\n'.join(json.dumps(dict(zip(columns, row.split(',')))) for row in rows))
-  line = int(message[5]) - 1  # a header is not needed there
+  line = int(message[5]) - 1  # JSON lines have no header
   with pytest.raises(UserError, match=f'line {line}{message[6:]}'):
     train(path, **fields)
 
@@ -215,12 +215,12 @@ def test_rows_that_are_headers_or_swapped(tmp_path, head, rows, message):
     ('text,toxic', ['a,toxic', 'b,no', 'c,toxic', 'text,mild']),
     ('text,label', ['no,no', 'yes,no', 'b,yes', 'c,yes']),  # a text has the name of a class
     ('text,label', ['label,x', 'text,y', 'Label: a,x', 'y,x'])])
-def test_texts_and_labels_that_are_no_headers(tmp_path, head, rows):
+def test_texts_and_labels_that_look_like_headers_are_accepted(tmp_path, head, rows):
   (tmp_path / 'a.csv').write_text('\n'.join([head, *rows]))
   assert len(train(tmp_path / 'a.csv', label_column=head.split(',')[1])[0]) == len(rows)
 
 
-def test_two_columns_of_one_name(tmp_path):
+def test_a_repeated_column_is_refused_only_if_it_is_read(tmp_path):
   (tmp_path / 'a.tsv').write_text('text\tlabel\tlabel\tid\tid\nx\tyes\tno\t1\t1\n')
   with pytest.raises(UserError, match="line 2: there are several columns 'label'"):
     train(tmp_path / 'a.tsv')
@@ -228,7 +228,7 @@ def test_two_columns_of_one_name(tmp_path):
   assert [x.label for x in train(tmp_path / 'a.tsv')[0]] == ['yes', 'no']
 
 
-def test_no_row_has_a_label(tmp_path):
+def test_a_file_without_any_label_is_refused(tmp_path):
   path = tmp_path / 'a.jsonl'
   path.write_text('{"text": "x", "label": []}\n' * 3)
   with pytest.raises(UserError, match='a.jsonl, line 1 and all other rows have no label'):
@@ -237,7 +237,7 @@ def test_no_row_has_a_label(tmp_path):
   assert [x.label for x in train(path, problem='multi_label')[0]] == [(), (), (), ('rude',)]
 
 
-def test_every_row_has_a_label_of_its_own(tmp_path):
+def test_a_different_label_in_every_row_is_refused(tmp_path):
   (tmp_path / 'a.tsv').write_text('text\tid\n' + ''.join(f'x\tq{i}\n' for i in range(40)))
   with pytest.raises(UserError, match='each of the 40 rows has a different label, such as .q0.'):
     train(tmp_path / 'a.tsv', label_column='id')
@@ -286,7 +286,7 @@ def test_grades(tmp_path, grade, loss, message):
 
 
 def test_choices_are_named_by_their_own_labels(tmp_path):
-  """ARC numbers its choices from 1 in some lines: the answer 1 is the first one."""
+  """ARC numbers its choices from 1 in some lines: the answer 1 is the first choice."""
   def read(key, labels):
     (tmp_path / 'a.jsonl').write_text(json.dumps({'answerKey': key, 'question': {
         'stem': 'A', 'choices': [{'label': x, 'text': f'x{x}'} for x in labels]}}))
@@ -304,7 +304,7 @@ def test_choices_are_named_by_their_own_labels(tmp_path):
     ({'answers': [{'text': '', 'answer_start': 0}]}, "the question '1' has an empty answer"),
     ({'answers': [{'text': ' ', 'answer_start': 3}]}, "the question '1' has an empty answer"),
     ({'answers': [{'text': None, 'answer_start': 0}]}, 'an answer is not a string')])
-def test_answers_that_are_none(tmp_path, changed, message):
+def test_invalid_answers_are_refused(tmp_path, changed, message):
   qa = {'id': '1', 'question': '?', 'answers': [{'text': 'b', 'answer_start': 2}], **changed}
   path = tmp_path / 'a.json'
   path.write_text(json.dumps({'data': [{'paragraphs': [{'context': 'a b', 'qas': [qa]}]}]}))
@@ -312,7 +312,7 @@ def test_answers_that_are_none(tmp_path, changed, message):
     squad.read(str(path))
 
 
-def test_an_answer_before_its_text_is_out_of_place(tmp_path):
+def test_an_answer_with_a_negative_start_is_out_of_place(tmp_path):
   """Python counts a start of -1 from the end."""
   assert not squad.Question('1', '?', 'a b', ('b',), (-1,)).in_place
   assert squad.Question('1', '?', 'a b', ('b',), (2,)).in_place

@@ -1,4 +1,4 @@
-"""Comments, headers, swapped columns and tags of another scheme become no classes."""
+"""Comments, headers, swapped columns and tags of another scheme never become classes."""
 
 
 import json
@@ -53,24 +53,24 @@ def test_comments_of_conll_files(tmp_path, name):
   assert [s[0] for s in sentences] == words
   assert {tag for s in sentences for tag in s[1]} <= {'O', 'B-LOC', 'SYM', '#'}
   assert len(notes) == bool(comments) and all(x.startswith(f'{comments} lines of') for x in notes)
-  if fields or name == 'as many fields as the words':  # without tags only the form tells
+  if fields or name == 'as many fields as the words':  # without tags, only the form marks a comment
     assert [s[0] for s in tagged(path, 'test', **fields)[0]] == words
 
 
-def test_a_sign_that_is_its_own_tag(tmp_path):
+def test_a_sign_that_is_its_own_tag_is_a_word(tmp_path):
   """The Penn Treebank tags the sign # as #."""
   (tmp_path / 'a.conll').write_text('#\t#\n10\tCD\n\nis\tVBZ\n#\t#\n')
   assert [s[0] for s in tagged(tmp_path / 'a.conll')[0]] == [('#', '10'), ('is', '#')]
 
 
-def test_comments_of_a_file_without_tags(tmp_path):
+def test_comments_of_a_file_with_only_o_tags_are_left_out(tmp_path):
   content = '# id 0-abc domain=en\nin _ _ O\nbonn _ _ O\n\n# _ _ O\nyolo _ _ O\n'
   (tmp_path / 'a.conll').write_text(content)
   for split in ('train', 'test'):
     assert [s[0] for s in tagged(tmp_path / 'a.conll', split)[0]] == [('in', 'bonn'), ('#', 'yolo')]
 
 
-def test_a_word_of_a_sign_with_a_tag_that_data_labels_names(tmp_path):
+def test_a_sign_is_a_word_if_data_labels_names_its_tag(tmp_path):
   (tmp_path / 'a.conll').write_text('# B-SIGN\nis O\n')
   assert tagged(tmp_path / 'a.conll')[0] == [(('is',), ('O',))]
   assert tagged(tmp_path / 'a.conll', labels=('O', 'B-SIGN'))[0] == [(('#', 'is'), ('B-SIGN', 'O'))]
@@ -87,7 +87,7 @@ def test_a_word_of_a_sign_with_a_tag_that_data_labels_names(tmp_path):
     ('is O\nBonn nan\n', "line 2: the tag 'nan' stands for"),
     ('is O\nBonn -100\n', "line 2: the tag '-100' stands for"),
     ('is O\nBonn http://a.example\n', 'is an address')])
-def test_tags_that_are_none(tmp_path, content, message):
+def test_values_that_are_not_tags_are_refused(tmp_path, content, message):
   (tmp_path / 'a.conll').write_text(content)
   with pytest.raises(UserError, match=message) as e:
     tagged(tmp_path / 'a.conll')
@@ -115,8 +115,8 @@ NO_SCHEME = "is not O or a letter, '-' and a label, as most tags of this file"
     (BIO + 'he o\n', 6, f"the tag 'o' {NO_SCHEME}"),
     (BIO + 'he B\n', 6, f"the tag 'B' {NO_SCHEME}"),
     (PLAIN + 'PER John\n', 6, "the tag 'John' is next to the text 'PER', which is a label in")])
-def test_tags_of_headers_and_of_swapped_columns(tmp_path, content, line, message):
-  """No tag of a file without them becomes a class; data.labels allows each."""
+def test_headers_and_swapped_columns_are_refused(tmp_path, content, line, message):
+  """A value that is not a tag never becomes a class, unless data.labels names it."""
   path = tmp_path / 'a.conll'
   path.write_text(content)
   with pytest.raises(UserError, match=f'line {line}: .*{message}.*: (leave|fix) the line') as e:
@@ -132,7 +132,7 @@ def test_tags_of_headers_and_of_swapped_columns(tmp_path, content, line, message
       tagged(tmp_path / 'a.jsonl')
 
 
-def test_a_header_by_the_columns_that_are_read(tmp_path):
+def test_a_header_is_recognized_by_the_columns_that_are_read(tmp_path):
   (tmp_path / 'a.conll').write_text('Id Word Tag Source\n1 Bonn B-LOC web\n2 is O web\n')
   with pytest.raises(UserError, match='line 1: .* are names of columns'):
     tagged(tmp_path / 'a.conll', text_column='1', label_column='2')
@@ -141,15 +141,15 @@ def test_a_header_by_the_columns_that_are_read(tmp_path):
 @pytest.mark.parametrize('content', [
     'a B\nb M\nc E\nd S\n',  # word segmentation
     'Text ENTITY\nis O\nParis ENTITY\n',  # a word that could be the name of a column
-    'my D\nword N\n@a @\n, ,\n: ,\nO !\n',  # parts of speech of tweets, where O is one, too
+    'my D\nword N\n@a @\n, ,\n: ,\nO !\n',  # parts of speech of tweets, of which O is one
     'NOUN PROPN\na DET\nman NOUN\nX PROPN\n', "'s POS\nform NN\ntext NN\n",
     'in O\nBonn S-LOC\nto O-DIR\n', 'x NN-1\ny VB\n', 'in 1-A\nb B-A\nc X\nd X\n'])
-def test_tags_that_need_no_rule(tmp_path, content):
+def test_ordinary_tags_are_accepted(tmp_path, content):
   (tmp_path / 'a.conll').write_text(content)
   assert len(tagged(tmp_path / 'a.conll')[0][0][0]) == content.count('\n')
 
 
-def test_white_space_within_a_word(tmp_path):
+def test_a_word_may_contain_white_space(tmp_path):
   """French writes 10 000 with a no-break space: it is one word, and shifts no column."""
   (tmp_path / 'a.conll').write_text('10\u00a0000 NUM O\n\u3000\neuros NOUN B-UNIT\n')
   assert tagged(tmp_path / 'a.conll')[0] == [(('10\u00a0000',), ('O',)), (('euros',), ('B-UNIT',))]

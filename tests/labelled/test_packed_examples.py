@@ -1,4 +1,4 @@
-"""Packed batches of examples: all there, each once an epoch, in few shapes."""
+"""Packed batches hold each example once per epoch, in few shapes."""
 
 import hypothesis
 from hypothesis import strategies as st
@@ -70,7 +70,7 @@ def test_every_example_once_an_epoch(count, seed, batch_size, microbatches, mult
     assert sorted(seen) == list(range(count))
   orders = [np.concatenate([batches.examples(s + e * batches.steps_per_epoch)
                             for s in range(batches.steps_per_epoch)]) for e in (0, 1)]
-  assert count < 8 or (orders[0] != orders[1]).any()  # another order in every epoch
+  assert count < 8 or (orders[0] != orders[1]).any()  # every epoch has another order
 
 
 def test_few_shapes_and_little_padding():

@@ -85,7 +85,7 @@ def test_tables_that_cannot_be_used(tmp_path, name, content, fields, message):
     read_texts(tmp_path / name, **fields)
 
 
-def test_a_file_that_is_not_there_and_one_that_is_no_text(tmp_path):
+def test_missing_files_and_invalid_utf8_are_refused(tmp_path):
   with pytest.raises(UserError, match='cannot be read: No such file'):
     read_texts(tmp_path / 'a.tsv')
   (tmp_path / 'a.tsv').write_bytes(b'text\tlabel\n\xff\t1\n')
@@ -113,7 +113,7 @@ def test_labels_are_in_numerical_order():
   assert texts.label_names(examples, columns) == ('01', '1', '9', '10')
 
 
-# One line of each file, as the benchmark has it: train or development, and test.
+# One line of each file of the benchmark: train or development, and test.
 GLUE = {
     'glue/cola': ('gj04\t0\t*\tIt bit.\n', 'index\tsentence\n0\tIt bit.\n', 'unacceptable'),
     'glue/sst2': ('sentence\tlabel\nfine \t1\n', 'index\tsentence\n0\tfine\n', 'positive'),
@@ -148,8 +148,8 @@ def test_glue_files(tmp_path, name):
   assert unlabelled.label is None and unlabelled.text
 
 
-def test_a_short_line_of_a_glue_file(tmp_path):
-  """A run leaves it out and counts it; a submission has a prediction for each line."""
+def test_a_short_line_of_a_glue_file_is_left_out_or_refused(tmp_path):
+  """A run leaves the line out and counts it; a submission needs a prediction for each line."""
   path, fields = tmp_path / 'rte.tsv', data('sequence_classification', format='glue/rte')
   lines = [('index', 'sentence1', 'sentence2', 'label'), ('0', 'a', 'b', 'entailment'),
            ('1', 'c'), ('2', 'd', 'e', 'not_entailment'), ('3',)]
@@ -184,7 +184,7 @@ def test_tensorflow_datasets(tmp_path, monkeypatch):
   import tensorflow_datasets as tfds
 
   class Pairs(tfds.core.GeneratorBasedBuilder):
-    """As glue/mrpc there."""
+    """Like glue/mrpc of tensorflow-datasets."""
 
     VERSION = tfds.core.Version('1.0.0')
 
@@ -226,7 +226,7 @@ def test_conll_files(tmp_path):
   path.write_text('# text = 同样 的 词\n1\t同样\tO\t-\n2\t北京\tB-LOC\t-\r\n')
   assert read_tagged(path, text_column='1', label_column='2') == [
       (('同样', '北京'), ('O', 'B-LOC'))]
-  path.write_text('EU b B-ORG\na\tb O\nis b O\n')  # a tab between spaces is one of them
+  path.write_text('EU b B-ORG\na\tb O\nis b O\n')  # a tab between spaces counts as a space
   assert read_tagged(path, text_column='0', label_column='-1') == [
       (('EU', 'a', 'is'), ('B-ORG', 'O', 'O'))]
   rest = '\t_' * 6
@@ -261,7 +261,7 @@ def test_tagged_files_that_cannot_be_used(tmp_path, name, content, fields, messa
     ('I-A B-A I-A', [('A', 0, 0), ('A', 1, 2)]),
     ('B-A I-B', [('A', 0, 0), ('B', 1, 1)]),
     ('B-A M-A E-A S-B S-B', [('A', 0, 2), ('B', 3, 3), ('B', 4, 4)]),  # BMES
-    ('B-A E-A I-A', [('A', 0, 1), ('A', 2, 2)]),  # BIOES: nothing goes on after an end
+    ('B-A E-A I-A', [('A', 0, 1), ('A', 2, 2)]),  # BIOES: nothing continues after an end
     ('S-A E-A', [('A', 0, 0), ('A', 1, 1)]),
     ('B-A I-A L-A U-B', [('A', 0, 2), ('B', 3, 3)]),  # BILOU
     ('B-x-y I-x-y', [('x-y', 0, 1)]),
@@ -339,7 +339,7 @@ def test_choices_that_cannot_be_used(tmp_path, line, message):
     read_choices(tmp_path / 'a.jsonl')
 
 
-def test_a_choice_without_a_label(tmp_path):
+def test_labels_on_only_some_choices_are_refused(tmp_path):
   path = tmp_path / 'a.jsonl'
 
   def read(*labels):

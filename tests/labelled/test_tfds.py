@@ -69,7 +69,7 @@ assert 'tensorflow' not in sys.modules and 'h5py' not in sys.modules
 
 @pytest.fixture
 def server(tmp_path):
-  """The address of a server with SST-2 as GLUE gives it out."""
+  """The address of a server with SST-2 as GLUE distributes it."""
   with zipfile.ZipFile(tmp_path / 'SST-2.zip', 'w') as packed:
     for split, examples in SPLITS.items():
       lines = ['index\tsentence' if split == 'test' else 'sentence\tlabel']
@@ -90,14 +90,14 @@ def test_a_known_data_set_is_prepared_and_read(tmp_path, server):
            'squad', 'cnn_dailymail', 'wmt14_translate')
   environment = os.environ | {
       'PYTHONPATH': str(ROOT), 'TFDS_DATA_DIR': str(tmp_path / 'data'), 'no_proxy': '127.0.0.1',
-      'https_proxy': 'http://127.0.0.1:9'}  # the port that discards: nothing answers
+      'https_proxy': 'http://127.0.0.1:9'}  # the discard port: nothing answers
   result = subprocess.run([sys.executable, '-c', SCRIPT, server, *names], env=environment,
                           capture_output=True, text=True, check=False)
   assert result.returncode == 0, result.stderr
   assert 'Dl Size' not in result.stderr  # progress is for terminals
-  told = json.loads(result.stdout.splitlines()[-1])
-  assert told['known'] == list(names)
-  unreachable, missing, changed, broken = told['failures']
+  output = json.loads(result.stdout.splitlines()[-1])
+  assert output['known'] == list(names)
+  unreachable, missing, changed, broken = output['failures']
   do = (': run the same command again, or set TFDS_DATA_DIR to a folder in which another machine '
         'prepared the data set with file_format=array_record')
   failed = 'Failed: tfds:glue/sst2: the download failed '
@@ -107,7 +107,7 @@ def test_a_known_data_set_is_prepared_and_read(tmp_path, server):
   assert changed.startswith(f'{failed}(Artifact {server}changed.zip, downloaded to ')
   assert changed.endswith(f', has wrong checksum:){do}')
   assert broken == f'{failed}(File is not a zip file){do}'
-  for split, read in zip(SPLITS, told['splits']):
+  for split, read in zip(SPLITS, output['splits']):
     written = [[text, None if label is None else str(label)] for text, label in SPLITS[split]]
     assert sorted(read) == sorted(written)
-  assert sorted(told['texts']) == sorted(text for text, _ in SPLITS['train'])
+  assert sorted(output['texts']) == sorted(text for text, _ in SPLITS['train'])

@@ -29,7 +29,7 @@ def test_windows():
   assert [(w.first, w.count) for w in read(9, 50).windows] == [(0, 5), (5, 5)]
 
 
-def test_a_question_that_fills_the_window():
+def test_a_question_that_fills_the_window_is_refused():
   with pytest.raises(UserError, match='has 6 tokens, which leaves no room for its text in 9'):
     read(question='who ' * 6)
 
@@ -47,7 +47,7 @@ def test_targets_point_at_the_answer_or_at_cls():
   question = Question('1', 'who', TEXT, ('w5 w6',), (15,))
   f = question_answering.features([question], [context], by_window=True)
   targets = [np.argwhere(x).tolist() for x in f.token_targets]
-  assert targets == [[[0, 0], [0, 1]],  # w0..w4: not there
+  assert targets == [[[0, 0], [0, 1]],  # w0..w4: without the answer
                      [[6, 0], [7, 1]],  # w2..w6
                      [[4, 0], [5, 1]],  # w4..w8
                      [[0, 0], [0, 1]]]  # w6..w9: only its end
@@ -73,7 +73,7 @@ def test_best_spans():
       context, logits(context, {(None, 0): 1.0, (None, 1): 2.0, (2, 0): 4.0, (3, 1): 3.0,
                                 (1, 1): 9.0, (8, 1): 3.5}), n_best=3, max_answer_len=4)
   assert null == 3.0
-  assert spans[0] == (7.0, 6, 11)  # w2 w3: before it (1) ends nothing, and 8 is too far
+  assert spans[0] == (7.0, 6, 11)  # w2 w3: the end at 1 is before the start, 8 is too far
   assert all(a.score >= b.score for a, b in zip(spans, spans[1:]))
   given = answers.answer(TEXT, spans, null, None)
   assert (given['answer'], given['start'], given['end']) == ('w2 w3', 6, 11)

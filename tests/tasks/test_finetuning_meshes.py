@@ -1,4 +1,4 @@
-"""The same losses on any mesh, though an example's inputs may lie on several devices."""
+"""Any mesh gives the same losses, though an example's inputs may lie on several devices."""
 
 from etils import epath
 import jax
@@ -42,6 +42,6 @@ def test_meshes_give_the_same_losses(tmp_path, task):
     c.data.train = made_tasks.sequences(tmp_path / 'long.tsv', 40, 0, length=60)
     c.data.long, c.max_len = 'chunks_mean', 16
   one = losses(c, conftest.sub_mesh(1, 1), 'dp')
-  # Four rows where one was enough, in another order of sums; the examples are the same.
+  # Four rows instead of one, and another order of sums; the examples are the same.
   for (data, tensor), preset in (((4, 1), 'fsdp'), ((2, 2), 'tp')):
     np.testing.assert_allclose(losses(c, conftest.sub_mesh(data, tensor), preset), one, rtol=2e-5)

@@ -1,4 +1,4 @@
-"""The four tasks on packed batches against transformers on the same examples, one by one."""
+"""Four tasks on packed batches equal transformers on the same examples, one by one."""
 
 from etils import epath
 import jax
@@ -22,7 +22,7 @@ _CLASSES = {'sequence_classification': transformers.BertForSequenceClassificatio
             'question_answering': transformers.BertForQuestionAnswering,
             'multiple_choice': transformers.BertForMultipleChoice}
 # Softmaxes over keys, tokens or choices cancel a bias that all of these share: its gradient is zero
-# but for rounding, and Adam turns the rounding into steps.
+# except for rounding, and Adam turns the rounding into steps.
 _NOISE = {'sequence_classification': ('key.bias',), 'token_classification': ('key.bias',),
           'question_answering': ('key.bias', 'qa_outputs.bias', 'layer.1.output.LayerNorm.bias'),
           'multiple_choice': ('key.bias', 'classifier.bias')}
@@ -99,7 +99,7 @@ def compare_outputs(theirs, task_name, f, outputs):
 @pytest.mark.parametrize('case', [
     pytest.param(case, marks=pytest.mark.slow if case in ('regression', 'choices') else ())
     for case in CASES])
-def test_twelve_steps_and_the_predictions_after_them(tmp_path, case):
+def test_twelve_steps_and_their_predictions_equal_transformers(tmp_path, case):
   task_name, overrides = CASES[case]
   c = config_lib.finetuning(task_name)
   c.update_from_flattened_dict({
@@ -138,7 +138,7 @@ def test_twelve_steps_and_the_predictions_after_them(tmp_path, case):
   assert max(abs(a - b) for a, b in losses) <= 1e-4
   assert abs(losses[-1][0] - losses[0][0]) > 1e-3  # training changed the loss
 
-  # After them the parameters are the same, and so are the outputs of an evaluation.
+  # After the steps, the parameters and the outputs of an evaluation are the same.
   ours = layout.to_tensors(jax.device_get(state.params), config_lib.bert_config(c.model))
   for name, x in theirs.named_parameters():
     if not name.endswith(_NOISE[task_name]):

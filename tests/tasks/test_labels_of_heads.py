@@ -1,4 +1,4 @@
-"""Two outputs of one name: predictions and exports are refused, until each has its own."""
+"""Predictions and exports refuse two outputs with one name."""
 
 import json
 
@@ -18,7 +18,7 @@ NAMES = ({'0': 'x', '1': 'x', '2': 'y'}, {'0': 'y', '1': 'x', '2': 'x'},
 @pytest.mark.parametrize('task, problem', [
     ('sequence_classification', 'single_label_classification'),
     ('sequence_classification', 'multi_label_classification'), ('token_classification', None)])
-def test_outputs_of_one_name(tmp_path, task, problem):
+def test_outputs_with_one_name_are_refused(tmp_path, task, problem):
   folder = made_tasks.with_head(tmp_path / 'model', task, ('B-x', 'I-x', 'O'))
   path = tmp_path / 'model/config.json'
   fields = json.loads(path.read_text())
@@ -40,7 +40,7 @@ def test_outputs_of_one_name(tmp_path, task, problem):
       with pytest.raises(UserError, match=message):
         conversion.convert(folder, str(tmp_path / to), to)
       assert not (tmp_path / to).exists()
-  # What needs no head is there.
+  # Embeddings need no head.
   assert np.isfinite(bert_jax.from_pretrained(folder).embed(['w1'])).all()
 
   path.write_text(json.dumps({**fields, 'id2label': {'0': 'B-x', '1': 'I-x', '2': 'O'}}))

@@ -1,4 +1,4 @@
-"""ColBERT: loss and gradient of sentence-transformers; a run learns, exports and is continued."""
+"""ColBERT: loss and gradient equal sentence-transformers'; a run learns, exports, continues."""
 
 import functools
 import json
@@ -63,7 +63,7 @@ def padded(located, inputs, counts, values, chosen):
 
 
 @pytest.mark.parametrize('distills', [False, True])
-def test_the_loss_and_its_gradient_are_those_of_sentence_transformers(distills):
+def test_the_loss_and_its_gradient_equal_sentence_transformers(distills):
   rng = np.random.default_rng(0)
   teacher = rng.normal(size=(5, 3)).astype(np.float32) if distills else None
   located, inputs, counts = packed(rng, teacher)
@@ -104,7 +104,7 @@ def test_max_sim_by_hand():
   assert late_interaction.max_sim(queries, counts, document, some & False)[0] == -1e9
 
 
-def test_hidden_tokens_see_and_are_not_seen(tmp_path):
+def test_hidden_tokens_see_the_text_but_are_not_seen(tmp_path):
   bert = bert_jax.from_pretrained(made_tasks.model(tmp_path))
   texts = [('w1 w2',), ('w3',)]
   inputs, _ = LateInputs(expansion='fixed', expanded=9).make(texts, bert.tokenizer, QUERY, 64)
@@ -120,7 +120,7 @@ def test_hidden_tokens_see_and_are_not_seen(tmp_path):
   assert [x.hidden for x in inputs] == [5, 6]
   for hidden, alone in zip(states(inputs), states(plain)):
     np.testing.assert_allclose(hidden[:len(alone)], alone, atol=2e-6)
-  # They see the text: the same [MASK] in the same place differs between texts.
+  # Hidden tokens see the text: the same [MASK] in the same place differs between texts.
   first, second = states(inputs)
   assert np.abs(first[5] - second[5]).max() > 1e-2
   # Without `hidden` the other tokens see them.
@@ -141,7 +141,7 @@ def config_of(tmp_path, **fields):
 
 
 @pytest.mark.slow
-def test_a_run_learns_exports_and_goes_on(tmp_path):
+def test_a_run_learns_exports_and_continues_from_the_export(tmp_path):
   config = config_of(tmp_path, **{'data.query_prompt': 'w1 '})
   run.run(config, str(tmp_path / 'run'))
   lines = [json.loads(x) for x in (tmp_path / 'run/metrics.jsonl').read_text().splitlines()]
@@ -169,7 +169,7 @@ def test_a_run_learns_exports_and_goes_on(tmp_path):
     np.testing.assert_allclose(a, b, atol=1e-5)
 
 
-def test_scores_of_a_teacher(tmp_path):
+def test_scores_of_a_teacher_are_read_and_checked(tmp_path):
   lines = [{'text': 'w1', 'text_pair': 'w1 w2', 'contrary': 'w3', 'scores': [3, -1.5]},
            {'text': 'w4', 'text_pair': 'w4 w2', 'contrary': 'w5', 'scores': [2, 0]}]
   path = tmp_path / 'scored.jsonl'
@@ -183,7 +183,7 @@ def test_scores_of_a_teacher(tmp_path):
       list(files.read(str(path), config.data, 'train', []))
 
 
-def test_a_long_query_is_read_to_its_end(tmp_path):
+def test_the_min_expansions_read_queries_up_to_max_len(tmp_path):
   config = config_of(tmp_path, **{'data.query_expansion': 'min'})
   for expansion, length in (('min', 24), ('min_visible', 24), ('fixed', 12), ('none', 12)):
     config.data.query_expansion = expansion

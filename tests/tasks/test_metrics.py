@@ -1,4 +1,4 @@
-"""Scores by hand, and those that the official scorers give."""
+"""Scores by hand and by the official scorers."""
 
 import numpy as np
 import pytest
@@ -56,7 +56,7 @@ def question(i, *answers):
   return Question(i, 'q', 'c', answers, (0,) * len(answers))
 
 
-def test_answers_are_normalised():
+def test_answers_are_normalized():
   assert metrics.normalize_answer(" The  cat's, an-a \n The-Hat ") == 'cats ana thehat'
   assert metrics.normalize_answer('the a an') == ''
   assert metrics.normalize_answer('«Théâtre»') == '«théâtre»'  # ASCII punctuation only
@@ -67,7 +67,7 @@ def test_answers_v1():
   scores = metrics.answers(questions, {'1': 'A green hat!', '2': 'Ann Lee'}, unanswerable=False)
   assert scores == {'exact_match': pytest.approx(100 / 3),
                     'f1': pytest.approx(100 * (1 + 2 / 3 + 0) / 3)}
-  # Two answers of nothing but articles match exactly and overlap in nothing: so v1.1's scorer.
+  # Two answers of only articles match exactly but share no word, as in v1.1's scorer.
   assert metrics.answers([question('1', 'the')], {'1': 'a'}, unanswerable=False) == {
       'exact_match': 100, 'f1': 0}
 

@@ -60,7 +60,7 @@ def test_a_packed_pair_changes_no_bit_of_the_others(documents, seed, data):
   ids = np.array(rows.tokens.ids[0])
   other = np.where((rows.tokens.text_ids[0] == changed) & (ids >= FIRST),
                    (ids * 7 + 1000) % V, ids)
-  other[rows.tokens.text_ids[0] == 0] = 77  # nor do the tokens of the padding
+  other[rows.tokens.text_ids[0] == 0] = 77  # the padding tokens change nothing either
   (mlm, nsp), (mlm_other, nsp_other) = _logits(rows, ids), _logits(rows, other)
   rest = (rows.tokens.text_ids[0] > 0) & (rows.tokens.text_ids[0] != changed)
   assert (mlm[0, rest] == mlm_other[0, rest]).all()
@@ -89,7 +89,7 @@ def test_scores_of_rows_of_another_length_are_not_compared():
 
 
 def test_scores_say_whether_low_is_good():
-  """A new score stands in one of the two sets, so that `keep_best` keeps the right checkpoint."""
+  """A new score must be in one of the two sets: `keep_best` reads them to choose a checkpoint."""
   assert make_task(1).lower_is_better == {'loss', 'mlm_loss', 'nsp_loss'}
   lower = {name: {'loss'} & set(kind.files.lower_is_better) for name, kind in task_list.ALL.items()}
   assert all(lower.values())
@@ -120,24 +120,24 @@ def evaluation(counts, eval_batches=1):
 
 
 def test_evaluations_mask_at_the_rate_of_the_last_step():
-  told = []
+  rates = []
 
   def measure(batch):
-    told.append(batch.mask_rate)
+    rates.append(batch.mask_rate)
     return {'mlm_loss': (1.0, 1.0), 'nsp_loss': (1.0, 1.0), 'tokens': (20.0, 1.0)}
 
   for step in (1, 5, 9):
     make_task(1, rate=0.3, final_rate=0.15).evaluate(measure, step)
-  np.testing.assert_array_equal(told, np.full((3, 3), np.float32(0.15)))
+  np.testing.assert_array_equal(rates, np.full((3, 3), np.float32(0.15)))
   make_task(1, rate=0.3).evaluate(measure, 5)
-  assert told.pop() is None  # then the step masks at masking.rate
+  assert rates.pop() is None  # then the step masks at masking.rate
 
 
-def test_an_evaluation_never_says_0_of_no_position():
+def test_a_score_without_positions_is_none_instead_of_0():
   nothing = {'mlm_loss': (0.0, 0.0), 'nsp_loss': (0.0, 0.0), 'tokens': (0.0, 1.0)}
   lone = {'mlm_loss': (6.0, 3.0), 'nsp_loss': (0.0, 0.0), 'tokens': (20.0, 1.0)}
   pair = {'mlm_loss': (4.0, 1.0), 'nsp_loss': (0.5, 1.0), 'tokens': (20.0, 1.0)}
-  # Empty rows are no batch of the evaluation: it takes the next one.
+  # A batch of empty rows does not count: the evaluation takes the next batch.
   assert evaluation([nothing, pair, lone]) == (
       {'loss': 4.5, 'mlm_loss': 4.0, 'nsp_loss': 0.5, 'unigram_entropy': 7.0}, 1)
   assert evaluation([nothing, lone, nothing, pair], 2) == (
@@ -148,7 +148,7 @@ def test_an_evaluation_never_says_0_of_no_position():
       {'loss': None, 'mlm_loss': None, 'nsp_loss': None, 'unigram_entropy': 7.0}, 0)
 
 
-def made(documents, max_len=32, weights=('mlm_loss', 'nsp_loss'), counts=None, **fields):
+def make_data(documents, max_len=32, weights=('mlm_loss', 'nsp_loss'), counts=None, **fields):
   """The data of a run on documents with sentences of these lengths."""
   masking_fields = {name: fields.pop(name) for name in list(fields) if name == 'max_predictions'}
   records = make_records(documents)
@@ -170,25 +170,25 @@ def warnings(data):
   return [line for name, line in data.describe() if name == 'WARNING']
 
 
-def test_rows_with_hardly_a_pair_are_named_before_the_first_step():
+def test_rows_with_few_pairs_give_a_warning():
   long = [[40, 45, 50]] * 60
   few = long + [[5, 5]] * 2
-  (warning,) = warnings(made(few))
+  (warning,) = warnings(make_data(few))
   assert 'rows of 32 has a pair to ask about' in warning
   assert 'raise max_len, or give data.sequences=full_sentences' in warning
   # Both remedies, and an objective that asks about no pair.
-  assert warnings(made(few, max_len=128)) == []
-  assert warnings(made(few, sequences='full_sentences', weights=('mlm_loss',))) == []
-  assert warnings(made(few, weights=('mlm_loss',))) == []
+  assert warnings(make_data(few, max_len=128)) == []
+  assert warnings(make_data(few, sequences='full_sentences', weights=('mlm_loss',))) == []
+  assert warnings(make_data(few, weights=('mlm_loss',))) == []
   for documents in (long[:9] + [[5, 5, 30]], long + [[3, 40, 9, 8]], [[31, 40]] * 50 + [[10, 10]]):
-    assert len(warnings(made(documents))) == 1
-  assert warnings(made([[5, 6, 7, 8, 9]] * 40)) == []
+    assert len(warnings(make_data(documents))) == 1
+  assert warnings(make_data([[5, 6, 7, 8, 9]] * 40)) == []
 
 
-def test_rows_without_a_false_pair_are_named():
-  (warning,) = warnings(made([[5] * 2000, [5, 5]]))
+def test_rows_without_a_false_pair_give_a_warning():
+  (warning,) = warnings(make_data([[5] * 2000, [5, 5]]))
   assert 'of the pairs in rows of 32 are true next sentences' in warning
-  assert warnings(made([[5] * 2000, [5] * 2000])) == []
+  assert warnings(make_data([[5] * 2000, [5] * 2000])) == []
 
 
 @pytest.mark.parametrize('documents, message', [
@@ -196,24 +196,24 @@ def test_rows_without_a_false_pair_are_named():
     ([[40, 50]] * 9, 'no two neighboring sentences fit into a row of 32')])
 def test_rows_without_a_pair_are_refused(documents, message):
   with pytest.raises(UserError, match=message):
-    made(documents)
-  assert made(documents, sequences='full_sentences', weights=('mlm_loss',)).train_rows[0].rows
+    make_data(documents)
+  assert make_data(documents, sequences='full_sentences', weights=('mlm_loss',)).train_rows[0].rows
 
 
 def test_a_text_without_anything_to_predict_is_refused():
   counts = np.zeros(V, np.int64)
   counts[4] = 1000  # [UNK]
   with pytest.raises(UserError, match='every token of the text is .UNK.: masked LM has nothing'):
-    made([[5, 6, 7]] * 9, counts=counts)
+    make_data([[5, 6, 7]] * 9, counts=counts)
   counts[77] = 1
-  made([[5, 6, 7]] * 9, counts=counts)
+  make_data([[5, 6, 7]] * 9, counts=counts)
 
 
 def test_more_predictions_than_a_row_has_tokens_are_refused():
   documents = [[5, 6, 7]] * 20
   for most in (33, 64, 10_000):
     with pytest.raises(UserError, match=f'max_predictions={most} is more than the 32 tokens'):
-      made(documents, max_predictions=most)
+      make_data(documents, max_predictions=most)
   for most in (0, 1, 32):
-    made(documents, max_predictions=most)
-  made(documents, max_len=64, max_predictions=33)
+    make_data(documents, max_predictions=most)
+  make_data(documents, max_len=64, max_predictions=33)

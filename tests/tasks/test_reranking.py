@@ -1,4 +1,4 @@
-"""Cross-encoders: losses by hand and as sentence-transformers', training, export, mistakes."""
+"""Cross-encoders: losses by hand and by sentence-transformers, training, export, mistakes."""
 
 import json
 
@@ -58,7 +58,7 @@ def test_the_losses_by_hand():
   np.testing.assert_allclose(loss('listwise'), (first + second, 2), rtol=1e-6)
 
 
-def test_the_listwise_loss_is_that_of_sentence_transformers():
+def test_the_listwise_loss_equals_sentence_transformers():
   from sentence_transformers.cross_encoder.losses import ListNetLoss
 
   class Fixed(torch.nn.Module):
@@ -79,7 +79,7 @@ def test_the_listwise_loss_is_that_of_sentence_transformers():
 
 
 @pytest.mark.slow
-def test_learned_predicted_and_read_by_sentence_transformers(tmp_path):
+def test_a_run_learns_predicts_and_exports_to_sentence_transformers(tmp_path):
   from sentence_transformers import CrossEncoder
 
   run.run(make_config(tmp_path), str(tmp_path / 'run'))
@@ -116,7 +116,7 @@ def test_learned_predicted_and_read_by_sentence_transformers(tmp_path):
   assert reranking.rank(trained, [(pair[0], pair[1:])])[0]['ranking'][0]['score'] == pytest.approx(
       score, abs=1e-5)
 
-  # A folder that sentence-transformers wrote says how long its inputs are.
+  # A folder of sentence-transformers states the length of its inputs.
   CrossEncoder(str(tmp_path / 'out'), max_length=9).save_pretrained(str(tmp_path / 'short'))
   short = bert_jax.from_pretrained(str(tmp_path / 'short'))
   pairs = [(examples[0]['query'], document + ' and more' * 4) for document in 'abc']

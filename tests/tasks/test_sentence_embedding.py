@@ -50,8 +50,8 @@ def last(workdir):
   return next(line for line in reversed(lines) if 'eval_spearman' in line)
 
 
-def test_a_pooling_is_a_line_of_one_list(tmp_path, monkeypatch):
-  """One that is appended last is trained, saved with a model, loaded and used."""
+def test_a_new_pooling_needs_only_an_entry_in_poolings(tmp_path, monkeypatch):
+  """An added pooling can be trained, saved with a model, loaded and used."""
   def second_token(hidden, texts):
     return take_positions(hidden, texts.starts + 1)
 
@@ -76,7 +76,7 @@ def test_the_loss_by_hand():
   members = np.arange(12).reshape(4, 3)
   members[1, 2] = -1  # no third text
   members[3] = -1  # the last batch of an epoch has fewer examples
-  # Every text against the second texts of all three examples, and the third ones of two.
+  # Each text is compared with the second texts of all three examples and the third of two.
   others = np.concatenate([vectors[:3, 1], vectors[[0, 2], 2]])
   cosines = vectors[:3, 0] @ others.T / 0.05
   expected = -special.log_softmax(cosines, axis=1)[np.arange(3), np.arange(3)]
@@ -104,8 +104,8 @@ class _Vectors(torch.nn.Module):
     return 16
 
 
-def test_the_matryoshka_loss_and_its_gradient_are_those_of_sentence_transformers():
-  vectors = np.random.default_rng(0).normal(size=(5, 4, 16)).astype(np.float32)  # two contrary ones
+def test_the_matryoshka_loss_and_its_gradient_equal_sentence_transformers():
+  vectors = np.random.default_rng(0).normal(size=(5, 4, 16)).astype(np.float32)  # 2 contrary texts
   widths, weights = (16, 8, 3), (1.0, 0.5, 2.0)
   module = _Vectors()
   reference = losses.MatryoshkaLoss(
@@ -144,7 +144,7 @@ def test_several_contrary_texts_are_read(embedder):
   assert batch.members.min() >= 0
 
 
-def test_cached_gradients_are_the_plain_ones_in_less_memory(embedder):
+def test_cached_gradients_equal_plain_gradients_in_less_memory(embedder):
   task, params, batch = embedder
   assert task.cached_parts == 4 and len(batch.row) % 4 == 0
 
@@ -163,7 +163,7 @@ def test_cached_gradients_are_the_plain_ones_in_less_memory(embedder):
   assert used[0] < 0.6 * used[1]
 
 
-def test_each_part_has_dropout_of_its_own(embedder):
+def test_each_part_has_its_own_dropout(embedder):
   task, params, batch = embedder
   config = dataclasses.replace(task.model.config, dropout=0.5)
   # One text in all rows: parts with the same bits would give the same vectors.
@@ -191,7 +191,7 @@ def test_every_width_is_scored(tmp_path):
 
 
 @pytest.mark.parametrize('negative', ['', pytest.param('contrary', marks=pytest.mark.slow)])
-def test_pairs_are_learned_and_used(tmp_path, negative):
+def test_a_run_learns_pairs_and_embed_gives_the_scored_vectors(tmp_path, negative):
   run.run(make_config(tmp_path, **{'data.negative_column': negative}), str(tmp_path / 'run'))
   assert 'eval_loss' not in last(tmp_path / 'run')  # half of the evaluated pairs are far apart
   assert last(tmp_path / 'run')['eval_spearman'] > 0.8
@@ -207,7 +207,7 @@ def test_pairs_are_learned_and_used(tmp_path, negative):
 
 
 @pytest.mark.parametrize('config', [BertConfig(num_layers=1), ModernConfig(num_layers=4)])
-def test_the_parameters_that_are_loaded_are_those_of_the_task(config):
+def test_loaded_parameters_have_the_structure_of_the_task(config):
   groups = pretrained.head_groups(config, 'sentence_embedding')
   loaded = nn.unbox(layout.abstract_params(config, groups))
   task = SentenceEmbedding(BertForSentenceEmbedding(config, 'mean'))

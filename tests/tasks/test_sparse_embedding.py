@@ -1,4 +1,4 @@
-"""SPLADE: vectors, loss and gradient of sentence-transformers; a run learns, exports, predicts."""
+"""SPLADE: vectors, loss and gradient equal sentence-transformers'; a run learns and exports."""
 
 import json
 
@@ -37,7 +37,7 @@ def torch_vectors(theirs, bert, texts):
   return pool({'token_embeddings': logits, 'attention_mask': mask})['sentence_embedding']
 
 
-def test_vectors_are_those_of_sentence_transformers(tmp_path):
+def test_vectors_equal_sentence_transformers(tmp_path):
   theirs = torch_bert.make('BertForMaskedLM', tmp_path, max_position_embeddings=64)
   bert = bert_jax.from_pretrained(str(tmp_path))
   expected = torch_vectors(theirs, bert, TEXTS).detach().numpy()
@@ -51,7 +51,7 @@ def test_vectors_are_those_of_sentence_transformers(tmp_path):
   assert bert.tokenizer.tokens([vectors[0].argmax()]) == [token]
 
 
-def test_the_loss_and_its_gradient_are_those_of_sentence_transformers():
+def test_the_loss_and_its_gradient_equal_sentence_transformers():
   rng = np.random.default_rng(0)
   vectors = np.maximum(rng.normal(size=(5, 3, 40)), 0).astype(np.float32)
   parts = [torch.tensor(vectors[:, i], requires_grad=True) for i in range(3)]
@@ -75,7 +75,7 @@ def test_the_loss_and_its_gradient_are_those_of_sentence_transformers():
   assert metrics['entries'][0] == np.count_nonzero(vectors) and metrics['entries'][1] == 15
 
 
-def test_microbatches_add_up_to_their_mean():
+def test_the_flops_of_microbatches_are_averaged():
   rng = np.random.default_rng(0)
   vectors = np.maximum(rng.normal(size=(4, 2, 40)), 0).astype(np.float32)
   task = SparseEmbedding(None)
@@ -94,7 +94,7 @@ def test_texts_that_are_padding_do_not_count():
 
 
 @pytest.mark.slow
-def test_a_run_learns_sparse_vectors_and_goes_on_as_a_masked_lm(tmp_path):
+def test_a_run_learns_sparse_vectors_and_exports_a_masked_lm(tmp_path):
   torch_bert.make('BertForMaskedLM', tmp_path / 'model', max_position_embeddings=64)
   config = config_lib.finetuning('sparse_embedding')
   config.update_from_flattened_dict({
@@ -107,7 +107,7 @@ def test_a_run_learns_sparse_vectors_and_goes_on_as_a_masked_lm(tmp_path):
   lines = [json.loads(x) for x in (tmp_path / 'run/metrics.jsonl').read_text().splitlines()]
   steps = [line for line in lines if 'entries' in line]
   assert steps[-1]['accuracy'] > 0.9
-  assert steps[-1]['entries'] < 0.5 * steps[0]['entries']  # the FLOPS make them sparse
+  assert steps[-1]['entries'] < 0.5 * steps[0]['entries']  # the FLOPS loss makes the vectors sparse
   assert lines[-1]['eval_spearman'] > 0.7
   conversion.convert(str(tmp_path / 'run'), str(tmp_path / 'hf'), 'huggingface')
   theirs = transformers.BertForMaskedLM.from_pretrained(tmp_path / 'hf').eval()

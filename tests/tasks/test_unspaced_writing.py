@@ -1,4 +1,4 @@
-"""Tags of writing without spaces: as the pipeline of transformers, for every token."""
+"""Writing without spaces gets the tags of transformers' pipeline, for every token."""
 
 import json
 
@@ -48,7 +48,7 @@ def ours(folder, texts):
           for answer in token_classification.tag(bert_jax.from_pretrained(str(folder)), texts)]
 
 
-def test_tags_are_those_of_the_pipeline(tmp_path):
+def test_tags_equal_the_pipeline_of_transformers(tmp_path):
   make(tmp_path, PREFIXED)
   expected = theirs(tmp_path, TEXTS)
   assert ours(tmp_path, TEXTS) == expected
@@ -56,19 +56,19 @@ def test_tags_are_those_of_the_pipeline(tmp_path):
 
 
 def test_plain_tags_of_one_stretch_are_joined(tmp_path):
-  """Of words with spaces each keeps an entity of its own, as for parts of speech."""
+  """Words with spaces between them keep an entity each, as for parts of speech."""
   make(tmp_path, PLAIN)
   stretches = [text for text in TEXTS if text and not set(text) & set(' 。-,!') and text != 'ｶﾀｶﾅ']
   assert ours(tmp_path, stretches) == theirs(tmp_path, stretches)
   joined = token_classification._joined
   unit = token_classification.Unit
-  units = [unit([1], 0, 1, goes_on) for goes_on in (False, True, True, True, False, True)]
+  units = [unit([1], 0, 1, continues) for continues in (False, True, True, True, False, True)]
   assert joined(units, ['A', 'A', 'A', 'O', 'A', 'B']) == ['B-A', 'I-A', 'I-A', 'O', 'A', 'B']
   assert joined(units, ['O', 'A', 'B-A', 'A', 'A', 'A']) == ['O', 'A', 'B-A', 'A', 'B-A', 'I-A']
 
 
 def test_a_long_stretch_is_read_to_its_end(tmp_path):
-  """Windows cut between its tokens: before, what lay beyond the model's length had no tag."""
+  """Windows cut between its tokens, so text beyond the model's length has tags too."""
   make(tmp_path, ('B-PER', 'I-PER'))
   text = 'สมชา' * 24  # 96 letters in 95 tokens; the model reads 62
   units, = token_classification.find_units(
@@ -78,7 +78,7 @@ def test_a_long_stretch_is_read_to_its_end(tmp_path):
 
 
 @pytest.mark.parametrize('kind, size', [('wordpiece', 90), ('sentencepiece', 60), ('bpe', 300)])
-def test_the_tokens_of_a_stretch_are_those_of_its_text(kind, size):
+def test_the_units_of_a_stretch_have_the_tokens_of_its_text(kind, size):
   text = 'สมชายจากกรงเทพ'
   t = training.train(kind, lambda: [text * 3, 'รอ ' + text], size, True)
   (first, *rest), = token_classification.find_units([f'รอ{text}'], t)

@@ -18,7 +18,7 @@ def test_words_as_berts_own_tokenizer_splits_them():
 
 
 @pytest.mark.parametrize('kind, size', [('wordpiece', 120), ('sentencepiece', 90), ('bpe', 300)])
-def test_pieces_are_those_of_words_after_a_space(kind, size):
+def test_words_get_the_pieces_that_follow_a_space(kind, size):
   t = training.train(kind, lambda: TEXTS, size, True)
   words = TEXTS[0].split()
   by_text = token_classification.word_pieces([words, ['\u200b'], words[:1]], t)
@@ -29,8 +29,8 @@ def test_pieces_are_those_of_words_after_a_space(kind, size):
     assert by_text[1] == [[t.unk_id]]
 
 
-def test_words_of_a_published_bpe_have_the_space_before_them():
-  """A RoBERTa's writes the first word of a text without it; a word of its own would be another."""
+def test_words_of_a_published_bpe_start_with_a_space():
+  """A RoBERTa reads the first word of a text without a space, as another token."""
   settings = json.loads(training.train('bpe', lambda: TEXTS, 300, True).serialized())
   settings['pre_tokenizer']['add_prefix_space'] = False
   t = LibraryTokenizer(settings)

@@ -29,7 +29,7 @@ def bert(folder):
   return bert_jax.from_pretrained(str(folder))
 
 
-def test_weights_are_pytorchs(folder, bert):
+def test_weights_equal_pytorch(folder, bert):
   theirs = transformers.BertModel.from_pretrained(str(folder), attn_implementation='eager').eval()
   row = bert.row(('w1 w2 w3', 'w4'))
   with torch.no_grad():
@@ -41,7 +41,7 @@ def test_weights_are_pytorchs(folder, bert):
   np.testing.assert_allclose(attention.weights.sum(-1), 1, atol=1e-5)
 
 
-def test_the_page_is_whole_and_holds_the_weights(bert, tmp_path):
+def test_the_page_is_self_contained_and_holds_the_weights(bert, tmp_path):
   attention = attention_lib.attention(bert, 'w1 w2')
   attention = attention._replace(tokens=['[CLS]', '</script>', '猫', '[SEP]'])
   attention_lib.write_html(attention, str(tmp_path / 'a.html'))
@@ -67,7 +67,7 @@ def test_the_picture_shows_the_chosen_head(bert, tmp_path, monkeypatch):
     attention_lib.write_png(attention, str(tmp_path / 'c.png'), layer=3)
 
 
-def test_the_folder_of_the_output_is_made(folder, tmp_path):
+def test_the_output_folder_is_created(folder, tmp_path):
   show.show(str(folder), 'attention', ['w1 w2'], [], str(tmp_path / 'new/folder/a.html'))
   assert (tmp_path / 'new/folder/a.html').exists()
 

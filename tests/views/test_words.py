@@ -28,8 +28,8 @@ def test_apple_the_fruit_and_the_company(bert):
   same, other = (words_lib.similarities(bert, texts, 'apple')
                  for texts in ((fruit, pie), (fruit, company)))
   assert len(same) == 7
-  assert same[-1] > other[-1] + 0.1  # the last layer knows which is meant
-  # One word, the same vector, whatever is around it; positions and the norm aside.
+  assert same[-1] > other[-1] + 0.1  # the last layer knows which apple is meant
+  # At the input, a word has the same vector in any text, apart from positions and the norm.
   assert other[0] > 0.8 > other[-1]
   again = words_lib.similarities(bert, (fruit, fruit), 'apple')
   np.testing.assert_allclose(again, 1, atol=1e-5)
@@ -61,7 +61,7 @@ def test_a_word_of_a_byte_level_vocabulary_is_the_entry_with_a_space():
                              np.linalg.norm(words.vectors[entry] - words.vectors[inner]), atol=1e-5)
 
 
-def test_a_word_behind_the_longest_input(bert):
+def test_a_word_after_the_longest_input_is_refused(bert):
   texts = 'word ' * 600 + 'apple', 'an apple'
   with pytest.raises(UserError, match="'apple' is after the first 510 tokens"):
     words_lib.similarities(bert, texts, 'apple')
@@ -87,7 +87,7 @@ def test_neighbours_and_analogies(bert):
   assert table.analogy('france', 'paris', 'germany')[0][0] == 'berlin'
 
 
-def test_the_map_keeps_what_two_axes_can(bert):
+def test_the_map_separates_groups_of_words(bert):
   table = TokenTable(bert)
   words = ['king', 'queen', 'prince', 'red', 'green', 'blue']
   points = table.flat([table.id_of(word) for word in words])
