@@ -86,7 +86,7 @@ def test_every_checkpoint_is_a_branch(hub, workdir, tmp_path):
     for name, content in files.items():
       (folder / name).write_bytes(content)
     step = int(branch.partition('-')[2] or 12)
-    verify.compare(load.load(str(workdir), step), load.load(str(folder)), folder)
+    assert dict(verify.compare(load.load(str(workdir), step), load.load(str(folder)), folder))
     where = "'us/bert'" if branch == 'main' else f"'us/bert', revision='{branch}'"
     card = files['README.md'].decode()
     assert f'BertForPreTraining.from_pretrained({where})' in card and 'THIS_FOLDER' not in card
