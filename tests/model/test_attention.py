@@ -15,7 +15,7 @@ K = [[.8, .2, .6], [.3, .9, .1], [.5, .4, .7], [.1, .1, 1]]
 V = [[.1, .4, .3], [.9, .5, .2], [.6, .2, .8], [.5, .7, .4]]
 
 
-def test_by_hand():
+def test_attention_by_hand():
   q, k, v = (jnp.array(x)[None, :, None] for x in (Q, K, V))  # [1, 4, 1, 3]
   weights = {}
 
@@ -37,7 +37,7 @@ def test_bias_lets_a_token_see_its_own_pair_only():
   assert float(bias.min()) == -1e9
 
 
-def test_a_hidden_token_sees_and_is_not_seen():
+def test_hidden_tokens_attend_but_are_not_attended_to():
   hidden = jnp.array([[False, True, True, False]])
   bias = attention_bias(Tokens(None, None, None, jnp.array([[1, 1, 1, 2]]), hidden=hidden))[0, 0]
   assert (bias == 0).tolist() == [*[[True, False, False, False]] * 3, [False, False, False, True]]
@@ -61,7 +61,7 @@ def _encode(ids, text_ids, positions=None):
   return np.asarray(jax.jit(functools.partial(model.apply, method='encode'))(params, batch))
 
 
-def test_padding_changes_no_bit_of_the_tokens():
+def test_padding_does_not_change_the_output_of_real_tokens():
   short = _encode([[5, 6, 7, 0, 0, 0, 0, 0]], [[1, 1, 1, 0, 0, 0, 0, 0]])
   other = _encode([[5, 6, 7, 9, 9, 9, 9, 9]], [[1, 1, 1, 0, 0, 0, 0, 0]])
   assert (short[:, :3] == other[:, :3]).all()
@@ -75,8 +75,8 @@ def test_packed_pairs_do_not_see_each_other():
   assert (one[:, 4:] != two[:, 4:]).any()
 
 
-def test_influence_by_gradients():
-  """The gradient of a token's output by another's input is zero exactly where the mask says so."""
+def test_gradients_reach_only_tokens_of_the_same_pair():
+  """The gradient from a token's output to another's input is zero exactly where the mask says so."""
   config = BertConfig(vocab_size=50, hidden_size=16, num_layers=2, num_heads=2,
                       intermediate_size=32, max_positions=16)
   model = Encoder(config)

@@ -15,9 +15,8 @@ from bert_jax.model import architectures, heads, parameters
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.runtime import platforms
 
-# With the vocabulary of 30,522. Base and large are those of the published checkpoints; the small
-# ones follow from the same sum, written out by hand for tiny: embeddings (30522 + 512 + 2) * 128 +
-# 256, each layer 198,272, pooler 16,512.
+# Parameters with the vocabulary of 30,522. The counts of base and large are published. The count of
+# tiny is a sum by hand: embeddings (30522 + 512 + 2) * 128 + 256, each layer 198,272, pooler 16,512.
 COUNTS = {'tiny': 31036 * 128 + 256 + 2 * 198_272 + 16_512, 'base': 109_482_240,
           'large': 335_141_888}
 WITH_HEADS = {'base': 110_106_428, 'large': 336_226_108}
@@ -26,7 +25,7 @@ WITH_HEADS = {'base': 110_106_428, 'large': 336_226_108}
 @pytest.mark.parametrize('platform, is_fast, dtype', [
     ('cpu', False, 'float32'), ('cpu', True, 'bfloat16'), ('gpu', False, 'bfloat16'),
     ('tpu', False, 'bfloat16')])
-def test_auto_dtype_is_that_of_the_devices(monkeypatch, platform, is_fast, dtype):
+def test_auto_dtype_follows_the_devices(monkeypatch, platform, is_fast, dtype):
   monkeypatch.setattr('bert_jax.runtime.host.has_fast_bfloat16', lambda: is_fast)
   mesh = types.SimpleNamespace(devices=np.array([types.SimpleNamespace(platform=platform)]))
   for given, expected in (('auto', dtype), ('float32', 'float32'), ('bfloat16', 'bfloat16')):
@@ -38,7 +37,7 @@ def test_auto_dtype_is_that_of_the_devices(monkeypatch, platform, is_fast, dtype
 
 @pytest.mark.parametrize('capability, dtype', [
     (7.5, 'float32'), (8.0, 'bfloat16'), (8.9, 'bfloat16'), (9.0, 'bfloat16')])
-def test_old_gpus_do_not_multiply_bfloat16(monkeypatch, capability, dtype):
+def test_old_gpus_use_float32(monkeypatch, capability, dtype):
   monkeypatch.setattr(jax, 'default_backend', lambda: 'gpu')
   device = types.SimpleNamespace(compute_capability=str(capability))
   monkeypatch.setattr(jax, 'local_devices', lambda: [device])
@@ -69,7 +68,7 @@ def test_vocabulary_is_padded_to_128():
 
 
 def test_flops_of_base_at_128():
-  # 69.9 GFLOP a row of 128 with 20 predictions, as published for the same convention.
+  # A row of 128 with 20 predictions takes 69.9 GFLOP, the published number for this convention.
   total = 128 * BertConfig().flops_per_token(128, 20 / 128)
   assert total == 6 * 12 * 128 * (4 * 768**2 + 2 * 768 * 3072) + 12 * 12 * 768 * 128**2 + (
       6 * 20 * (768**2 + 768 * 30_522))
@@ -77,7 +76,7 @@ def test_flops_of_base_at_128():
 
 
 @pytest.mark.parametrize('name', architectures.ALL)
-def test_the_fewest_layers_make_a_model(name):
+def test_fewest_layers_gives_two_valid_models(name):
   config = architectures.make_config({'architecture': name})
   one, two = (dataclasses.replace(config, num_layers=n) for n in config.fewest_layers)
   assert 1 <= one.stacked_layers <= two.stacked_layers and one.num_layers < two.num_layers

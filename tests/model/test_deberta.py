@@ -1,4 +1,4 @@
-"""DeBERTa's parts: by hand, and against transformers' for each of its options."""
+"""DeBERTa's parts, by hand and against transformers for each option."""
 
 import dataclasses
 import functools
@@ -41,18 +41,18 @@ def encode(batch, config=CONFIG, **more):
 @pytest.mark.parametrize('buckets, farthest, length', [
     (256, 512, 512), (256, -1, 700), (256, 120, 100), (8, 64, 64), (32, 40, 100),
     (-1, -1, 64), (-1, 20, 64)])
-def test_rows_of_distances_are_those_of_the_reference(buckets, farthest, length):
+def test_table_rows_of_distances_equal_the_reference(buckets, farthest, length):
   config = dataclasses.replace(CONFIG, position_buckets=buckets, max_relative_positions=farthest,
                                max_positions=min(512, max(farthest, length)))
   at = torch.zeros(1, length + 1, 1)
   theirs = reference.build_relative_position(at, at, buckets, config.farthest)[0]
   theirs = torch.clamp(theirs + config.span, 0, 2 * config.span - 1).numpy()
   rows = table_rows(config, length)
-  np.testing.assert_array_equal(rows[length:], theirs[:, 0])  # from a query on, to the first key
+  np.testing.assert_array_equal(rows[length:], theirs[:, 0])  # from each query to the first key
   np.testing.assert_array_equal(rows[length::-1], theirs[0])
 
 
-def test_rows_by_hand():
+def test_table_rows_of_distances_by_hand():
   # Half of 8 buckets: distances up to 4 are exact; log(63/4) is three steps of log(2.507).
   rows = table_rows(dataclasses.replace(CONFIG, max_positions=64), 64) - 8
   assert rows[64:71].tolist() == [0, 1, 2, 3, 4, 5, 5]
@@ -70,7 +70,7 @@ def test_scores_by_distance_become_scores_by_token():
     {'pos_att_type': 'c2p', 'position_buckets': -1, 'max_relative_positions': 12},
     {'pos_att_type': ['p2c'], 'share_att_key': False},
     {'conv_kernel_size': 5, 'share_att_key': False, 'pos_att_type': 'c2p'}])
-def test_every_option_is_as_in_transformers(tmp_path, options):
+def test_every_option_gives_the_states_of_transformers(tmp_path, options):
   fields = {'num_hidden_layers': 2, 'share_att_key': True, 'position_buckets': 8,
             'norm_rel_ebd': 'layer_norm', 'pos_att_type': 'c2p|p2c', **options}
   torch.manual_seed(0)
@@ -94,10 +94,10 @@ def test_every_option_is_as_in_transformers(tmp_path, options):
   for a, b in zip(ours.hidden, expected.hidden_states):
     test_family.close(np.asarray(a)[real], b[torch.tensor(real)], 2e-5)
   for a, b in zip(ours.attention, expected.attentions):
-    test_family.close(np.asarray(a)[0], b[0], 2e-6)  # of the row without padding
+    test_family.close(np.asarray(a)[0], b[0], 2e-6)  # the row without padding
 
 
-def test_the_heads_of_published_checkpoints_are_read(tmp_path):
+def test_a_published_checkpoint_loads_with_its_head_and_exports(tmp_path):
   theirs = test_family.make('DebertaV2ForMaskedLM', tmp_path, legacy=False)
   tensors = {**theirs.state_dict(), 'mask_predictions.dense.weight': torch.zeros(2, 2),
              'deberta.embeddings.position_embeddings.weight': torch.zeros(64, 64)}
@@ -110,7 +110,7 @@ def test_the_heads_of_published_checkpoints_are_read(tmp_path):
   real = batch.text_ids > 0
   expected = theirs(**torch_bert.inputs(batch)).logits[torch.tensor(real)]
   test_family.close(np.asarray(logits)[..., :700][real], expected, 2e-5)
-  huggingface.save(model, epath.Path(tmp_path / 'again'))  # under the names of transformers
+  huggingface.save(model, epath.Path(tmp_path / 'again'))  # with the names of transformers
   again, loading = transformers.DebertaV2ForMaskedLM.from_pretrained(
       str(tmp_path / 'again'), output_loading_info=True)
   assert not loading['missing_keys'] and not loading['unexpected_keys']
@@ -118,7 +118,7 @@ def test_the_heads_of_published_checkpoints_are_read(tmp_path):
                              expected, atol=2e-6, rtol=0)
 
 
-def test_a_text_is_the_same_wherever_it_lies_and_whatever_is_beside_it():
+def test_the_output_of_a_text_does_not_depend_on_its_place_or_neighbors():
   batch = packed()
   other = batch.ids.copy()
   other[:, :22] = (other[:, :22] + 7) % 50 + 5
@@ -129,7 +129,7 @@ def test_a_text_is_the_same_wherever_it_lies_and_whatever_is_beside_it():
   np.testing.assert_allclose(encode(alone), a[:, 22:33], atol=2e-5)
 
 
-def test_other_ways_to_compute_give_the_same():
+def test_remat_and_bfloat16_agree_with_the_plain_path():
   batch = packed()
   real = batch.text_ids > 0
 
@@ -147,7 +147,7 @@ def test_other_ways_to_compute_give_the_same():
 
 
 @pytest.mark.parametrize('fields', [{}, {'conv_kernel_size': 3, 'share_att_key': False}])
-def test_parameters_are_counted_as_published(fields):
+def test_the_parameter_count_equals_transformers(fields):
   config = DebertaConfig(**fields)
   with torch.device('meta'):
     theirs = transformers.DebertaV2ForMaskedLM(transformers.DebertaV2Config(
@@ -159,7 +159,7 @@ def test_parameters_are_counted_as_published(fields):
                         Tokens(*[tokens] * 4), tokens, None)
   assert parameters.count_parameters(tree, config) == sum(
       x.numel() for x in theirs.parameters())
-  # Beside BERT's products: at 512 each of two terms costs as much as queries times keys.
+  # BERT's products, and two terms that each cost as much at 512 as queries times keys.
   convolution = 6 * fields.get('conv_kernel_size', 0) * 768**2
   assert config.flops_per_token(512, 0) == (
       6 * 12 * (12 * 768**2) + 12 * 12 * 768 * 512 * 2 + convolution)
@@ -179,8 +179,8 @@ def test_wrong_choices_are_refused(wrong, message):
     dataclasses.replace(CONFIG, **wrong)
 
 
-def test_one_program_for_all_lengths():
-  """With a symbolic length the rows of relative positions are taken as the program runs."""
+def test_one_exported_program_runs_at_every_length():
+  """With a symbolic length, the program looks up the rows of relative positions as it runs."""
   config = dataclasses.replace(CONFIG, attention='xla')
   encoder = Deberta(config)
   variables = nn.unbox(encoder.init(jax.random.key(0), packed(), np.zeros((2, 1), np.int32)))
@@ -193,7 +193,7 @@ def test_one_program_for_all_lengths():
     np.testing.assert_allclose(program.call(tokens), encode(tokens), atol=2e-6)
 
 
-def test_no_kernel_is_chosen():
+def test_deberta_uses_no_attention_kernel():
   reason = 'deberta-v2 adds scores of relative positions'
   assert attention_kernels.choose_path(CONFIG, 512, 'tpu') == ('xla', reason)
   for kernel in ('fused', 'splash'):
@@ -210,7 +210,7 @@ def test_no_kernel_is_chosen():
     ({'pos_att_type': 1}, 'the value 1 for pos_att_type is not of type str'),
     ({'share_att_key': 1}, 'the value 1 for share_att_key is not of type bool'),
     ({'num_hidden_layers': True}, 'the value True for num_layers is not of type int')])
-def test_a_config_that_does_not_fit(fields, message):
+def test_unsupported_fields_of_config_json_are_refused(fields, message):
   config = test_family.FAMILIES['DebertaV2'](2, 64).to_dict() | fields
   with pytest.raises(UserError, match=message):
     huggingface.config_from(config, epath.Path('config.json'),

@@ -1,4 +1,4 @@
-"""Dropout's bits: a function of key and place alone, without a detectable pattern."""
+"""Dropout's bits depend only on key and place, and have no detectable pattern."""
 
 import jax
 import jax.numpy as jnp
@@ -39,8 +39,8 @@ def test_the_hash_is_the_published_one():
       (mixed((1 * 5 + 3) ^ int(k[0])) + mixed(2 ^ int(k[1]))) & 0xFFFFFFFF)
 
 
-def test_any_bit_changes_every_bit_half_the_time():
-  """Strict avalanche, of the place's bits and of the key's."""
+def test_flipping_an_input_bit_flips_each_output_bit_half_the_time():
+  """The strict avalanche criterion, for the bits of the place and of the key."""
   rng = np.random.default_rng(0)
   args = [rng.integers(0, 2**32, 4000, np.uint32) for _ in range(4)]
   base = np.asarray(dropout_bits.words((args[0], args[1]), args[2], args[3]))
@@ -59,10 +59,10 @@ def test_bytes_are_uniform(bits):
 
 
 @pytest.mark.parametrize('axis', [0, 1, 2])
-def test_neighbours_and_lines_are_independent(bits, axis):
+def test_neighbors_and_lines_are_independent(bits, axis):
   drop = (bits.astype(np.float64) / 2**32 < 0.1).astype(np.float64)
   others = tuple(i for i in range(3) if i != axis)
-  lines = drop.sum(others)  # of every slice along the axis
+  lines = drop.sum(others)  # the dropped bits of every slice along the axis
   n = drop.size / len(lines)
   assert stats.chisquare(lines, np.full(len(lines), lines.mean())).pvalue > 1e-4
   assert np.abs(lines / n - 0.1).max() < 5.5 * np.sqrt(0.09 / n)
@@ -85,16 +85,16 @@ def test_keys_are_independent(bits):
     assert abs(np.mean(uniform * other)) * 12 * np.sqrt(uniform.size) < 5
 
 
-def test_every_mesh_draws_the_same(bits):
+def test_every_mesh_draws_the_same_bits(bits):
   mesh = mesh_lib.make_mesh(1, 4, 2)
   split = NamedSharding(mesh, PartitionSpec('data', None, 'model'))
   draw = jax.jit(lambda k: jax.random.bits(k, SHAPE, 'uint32'), out_shardings=split)
   np.testing.assert_array_equal(draw(key()), bits)
   text = draw.lower(key()).compile().as_text()
-  assert 'all-' not in text and 'u32[64,128,64]' not in text  # each device its own share
+  assert 'all-' not in text and 'u32[64,128,64]' not in text  # each device draws its own share
 
 
-def test_new_keys_are_those_of_threefry():
+def test_split_and_fold_in_give_the_keys_of_threefry():
   start = jax.random.key(3, impl='threefry2x32')
   ours = dropout_bits.key_of(start)
   for a, b in ((jax.random.split(ours, 3), jax.random.split(start, 3)),
@@ -117,7 +117,7 @@ def test_a_weight_is_drawn_from_the_hashes_of_its_query_and_key():
   of_query = mixed((3 << 16) + 5 ^ 456)
   of_key = mixed(of_query ^ 123)
   drawn = mixed(mixed(7 ^ of_query) + mixed(11 ^ of_key) & 0xFFFFFFFF)
-  drawn = (drawn + 2**31) % 2**32  # as a signed word, counted from the lowest one
+  drawn = (drawn + 2**31) % 2**32  # a signed word, counted from the lowest
   for share, keeps in ((drawn / 2**32, False), ((drawn + 1) / 2**32, True)):
     assert bool(dropout_bits.keeps_weight(
         words, jnp.uint32(3), jnp.uint32(5), jnp.int32(7), jnp.int32(11), 1 - share)) == keeps
@@ -130,10 +130,10 @@ def test_dropped_weights_have_no_pattern():
     drops.append(~kept((words[0], words[1])))
   drops = np.stack(drops).astype(np.float64)  # [keys, rows, heads, L, L]
   for axis in range(5):
-    # The lines along the other axes: as many dropped in each as in independent draws.
+    # Every slice along the axis drops as many weights as independent draws would.
     lines = drops.mean(tuple(i for i in range(5) if i != axis))
     assert np.abs(lines - 0.1).max() < 5 * np.sqrt(0.09 * len(lines) / drops.size)
-  for axis in (3, 4):  # of the single queries and keys, whose hashes are shared
+  for axis in (3, 4):  # each query and each key, whose weights share a hash
     counts = drops.sum(axis).ravel()
     assert abs(counts.var() / (256 * 0.09) - 1) < 5 * np.sqrt(2 / counts.size)
   noise = drops - 0.1

@@ -74,7 +74,7 @@ def plain(qkv, bias, text_ids, rate, reach, angles=None, causal=None):
 @functools.partial(jax.jit, static_argnums=(0, 4, 5))
 def out_and_gradients(function, qkv, bias, text_ids, rate, reach, angles=None,
                       causal=None):
-  """The output of real tokens, and the gradients of a sum of it with many weights."""
+  """The output of real tokens, and the gradients of a weighted sum of it."""
 
   def total(qkv, bias):
     out = function(qkv, bias, text_ids, rate, reach, angles, causal)
@@ -93,7 +93,7 @@ CASES = [
 
 @pytest.mark.parametrize('shape, rate, reach', [
     *CASES, pytest.param((8192, 64), 0.1, None, marks=pytest.mark.slow)])
-def test_the_kernels_compute_what_the_plain_path_computes(shape, rate, reach):
+def test_the_kernels_equal_the_plain_path(shape, rate, reach):
   length, width = shape
   arguments = inputs(1, length, 1, width) if length > 512 else inputs(2, length, 2, width)
   check(arguments, rate, reach)
@@ -105,7 +105,7 @@ def check(arguments, *more):
   np.testing.assert_allclose(actual, expected, atol=1e-6)
   of_qkv, of_bias = expected_gradients
   assert jnp.linalg.norm(gradients[0] - of_qkv) < 1e-5 * jnp.linalg.norm(of_qkv)
-  # A sum over all tokens, whose terms cancel: for keys it is zero but for rounding.
+  # The gradient of the bias sums over all tokens, and its terms cancel: for keys, to rounding.
   terms = jnp.linalg.norm(jnp.abs(of_qkv).sum((0, 1)))
   assert jnp.linalg.norm(gradients[1] - of_bias) < 1e-6 * terms
 
@@ -113,7 +113,7 @@ def check(arguments, *more):
 @pytest.mark.parametrize('length, width, reach', [
     (16, 32, None), (64, 64, 8), (100, 64, None), (192, 64, None), (192, 64, 16),
     (128, 128, None)])
-def test_the_kernels_rotate_as_the_plain_path_does(length, width, reach):
+def test_the_kernels_rotate_like_the_plain_path(length, width, reach):
   arguments = inputs(2, length, 2, width)
   positions = np.random.default_rng(2).integers(0, 8192, (2, length), np.int32)
   check(arguments, 0.1, reach, rotary(positions, width, 160_000.0))
@@ -131,7 +131,7 @@ def test_causal_rows_see_only_earlier_tokens(length, reach):
   assert jnp.abs(before[1] - after[1]).max() > 0.01
 
 
-def test_bfloat16_rounds_as_the_plain_path_does():
+def test_bfloat16_kernels_are_as_exact_as_the_plain_path():
   arguments = inputs(2, 192, 2, 64, jnp.bfloat16)
   angles = rotary(jnp.arange(384).reshape(2, 192), 64, 10_000.0)
   exact, _ = out_and_gradients(plain, *inputs(2, 192, 2, 64), 0.1, None, angles)
@@ -140,7 +140,7 @@ def test_bfloat16_rounds_as_the_plain_path_does():
   assert errors[0] < 1.2 * errors[1]
 
 
-def test_gradients_are_finite_differences():
+def test_gradients_equal_finite_differences():
   qkv, bias, text_ids = inputs(1, 16, 1, 32)
   rng = np.random.default_rng(1)
   step = jnp.asarray(rng.normal(size=qkv.shape), jnp.float32)
@@ -178,7 +178,7 @@ def test_every_mesh_drops_the_same_weights(preset, shape, rotates):
   alone, (of_qkv, of_bias) = loss(*arguments)
   out, gradients = sharding.with_mesh(loss, conftest.sub_mesh(*shape), preset)(*arguments)
   np.testing.assert_array_equal(out, alone)
-  # Batches of other sizes round and sum in another order.
+  # Batches of other sizes sum in another order, and round differently.
   np.testing.assert_allclose(gradients[0], of_qkv, atol=1e-6)
   np.testing.assert_allclose(gradients[1], of_bias, atol=1e-5)
 
@@ -216,7 +216,7 @@ def test_models_compute_the_same_with_the_kernels(kind, fields):
                results[1][1], results[0][1])
 
 
-def test_why_a_model_cannot_use_them(monkeypatch):
+def test_a_model_that_cannot_use_the_kernels_gets_the_reason(monkeypatch):
   config = test_kernels.CONFIG
   assert gpu_attention.obstacle(config, 128, 4) == 'heads are 8 wide, not 32 or 64 or 128'
   wide = dataclasses.replace(config, hidden_size=128)
@@ -240,7 +240,7 @@ def test_a_local_layer_reads_only_its_window():
   assert [int(x) for x in shape.visited(jnp.int32(8064), 128, 64)] == [125, 128]
 
 
-def test_it_compiles_for_a_gpu():
+def test_the_kernels_compile_for_a_gpu():
   topology = pytest.importorskip('bert_jax.parallel.gpu_topology')
   if topology.missing():
     pytest.skip(topology.missing())
@@ -260,4 +260,4 @@ def test_it_compiles_for_a_gpu():
       return jax.grad(total)(qkv)
 
     text = sharding.with_mesh(gradient, mesh, 'dp').lower(*shapes).compile().as_text()
-    assert 'triton' in text and f'[1,{length},2,3,64]' in text  # a card has its own row
+    assert 'triton' in text and f'[1,{length},2,3,64]' in text  # each card gets one row

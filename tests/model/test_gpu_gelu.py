@@ -25,7 +25,7 @@ def plain(x, bias):
 
 
 @pytest.mark.parametrize('rows', [1, 6, 24, 384])
-def test_the_kernels_compute_what_the_plain_path_computes(rows):
+def test_the_kernels_equal_the_plain_path(rows):
   expected, of_plain = jax.vjp(plain, *inputs(rows))
   actual, of_kernel = jax.vjp(gpu_gelu.gelu, *inputs(rows))
   np.testing.assert_allclose(actual, expected, atol=1e-6)
@@ -38,7 +38,7 @@ def _float(word: str) -> np.float32:
 
 
 def _run(text: str, *arguments: np.ndarray) -> np.ndarray:
-  """Computes $0 of $1, $2: a reader of the few instructions that the kernels use."""
+  """Computes $0 from $1 and $2: an interpreter of the few instructions that the kernels use."""
   values = {f'${i}': x for i, x in enumerate(arguments, 1)}
   operations = {
       'abs.f32': np.abs, 'mov.f32': lambda x: x, 'mul.f32': np.multiply,
@@ -54,7 +54,7 @@ def _run(text: str, *arguments: np.ndarray) -> np.ndarray:
   return values['$0']
 
 
-def test_the_assembly_is_the_distribution_function():
+def test_the_assembly_computes_the_normal_distribution_function():
   x = np.linspace(-12, 12, 4001, dtype=np.float32)
   below = _run(gpu_math._ptx(), x, np.exp(-x * x / 2))
   np.testing.assert_allclose(below, special.ndtr(x.astype(np.float64)), atol=2e-7)
@@ -77,7 +77,7 @@ def test_every_mesh_computes_the_same(shape):
 @pytest.mark.parametrize('fields, uses', [
     ({}, True), ({'activation': 'relu'}, False), ({'attention': 'xla'}, False),
     ({'intermediate_size': 300}, False)])
-def test_a_feed_forward_takes_the_kernel_where_it_can(fields, uses, monkeypatch):
+def test_a_feed_forward_uses_the_kernel_where_it_can(fields, uses, monkeypatch):
   sizes = {'hidden_size': 32, 'num_heads': 4, 'intermediate_size': 256}
   layer = layers.FeedForward(BertConfig(**{**sizes, **fields}))
   x = jnp.ones((2, 8, 32)).at[0].set(jnp.arange(32) / 32)

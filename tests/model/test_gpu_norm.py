@@ -46,7 +46,7 @@ KEY = dropout_bits.key_of(jax.random.key(3))
 @pytest.mark.parametrize('rate, absent, keeps_sum', [
     (0.1, (), False), (0.0, (), True), (0.1, ('bias', 'shift'), True), (0.0, ('y', 'bias'), True),
     (0.0, ('y', 'bias', 'shift'), False)])
-def test_the_kernel_computes_what_the_plain_path_computes(width, rate, absent, keeps_sum):
+def test_the_kernel_equals_the_plain_path(width, rate, absent, keeps_sum):
   names = ('x', 'y', 'bias', 'scale', 'shift')
   arguments = [None if name in absent else x for name, x in zip(names, inputs(width))]
 
@@ -56,7 +56,7 @@ def test_the_kernel_computes_what_the_plain_path_computes(width, rate, absent, k
     return (out, total) if keeps_sum else (out,)
 
   def plain(*arguments):
-    # The key of a dropout in a module: the kernel takes it as it is.
+    # A module folds its path into the key. The kernel gets KEY itself, so the module must too.
     with_key = nn.Dropout.make_rng
     try:
       nn.Dropout.make_rng = lambda *_: KEY
@@ -91,7 +91,7 @@ def test_every_mesh_drops_the_same_activations(shape):
     np.testing.assert_allclose(a, b, atol=1e-5)
 
 
-def test_widths_and_meshes_without_the_kernel(monkeypatch):
+def test_large_widths_and_a_model_axis_exclude_the_kernel(monkeypatch):
   monkeypatch.setattr(sharding, 'has_triton', lambda: True)
   assert gpu_norm.can_run(768) and not gpu_norm.can_run(8193)
   with sharding.in_context(conftest.sub_mesh(2, 2), 'tp'):
@@ -99,8 +99,8 @@ def test_widths_and_meshes_without_the_kernel(monkeypatch):
 
 
 @pytest.mark.parametrize('attention, uses', [('auto', True), ('triton', True), ('xla', False)])
-def test_xla_means_no_kernel_at_all(attention, uses, monkeypatch):
-  """Exports ask for xla, because they must run everywhere."""
+def test_attention_xla_turns_the_norm_kernel_off_too(attention, uses, monkeypatch):
+  """Exports set attention=xla, because they must run everywhere."""
   monkeypatch.setattr(sharding, 'has_triton', lambda: True)
   monkeypatch.setattr(gpu_norm, 'norm', lambda x, *_, **__: (jnp.zeros_like(x), None))
   config = BertConfig(hidden_size=32, num_heads=4, attention=attention)

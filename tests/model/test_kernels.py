@@ -45,7 +45,7 @@ def initial(config, batch):
 
 
 @pytest.mark.parametrize('shape', [None, (2, 2)])
-def test_splash_is_the_plain_path_to_rounding(shape):
+def test_splash_equals_the_plain_path_up_to_rounding(shape):
   batch = packed_rows()
   real = jnp.asarray(batch.text_ids > 0)
   params = initial(CONFIG, batch)
@@ -68,7 +68,7 @@ def test_splash_is_the_plain_path_to_rounding(shape):
 
 
 @pytest.mark.parametrize('head_size, path', [(64, 'triton'), (96, 'cudnn')])
-def test_local_layers_have_a_kernel_if_one_computes_them(head_size, path):
+def test_local_layers_prefer_a_kernel_that_computes_them(head_size, path):
   config = ModernConfig(hidden_size=4 * head_size, num_heads=4, dtype='bfloat16')
   assert attention_kernels.choose_path(config, 1024, 'gpu') == (path, SAVES)
 
@@ -96,17 +96,17 @@ def test_local_layers_have_a_kernel_if_one_computes_them(head_size, path):
     ('xla', 1024, 'tpu', {}, ('xla', 'asked for')),
     ('splash', 128, 'tpu', {}, ('splash', 'asked for')),
 ])
-def test_choice(name, length, platform, fields, expected):
+def test_the_path_follows_from_config_length_and_platform(name, length, platform, fields, expected):
   config = dataclasses.replace(CONFIG, attention=name, **fields)
   assert attention_kernels.choose_path(config, length, platform) == expected
 
 
-def test_described():
+def test_describe_names_the_path_and_the_reason_for_each_length():
   assert attention_kernels.describe(CONFIG, (128, 512), 'tpu') == (
       f'xla for rows of 128: {SHORT}; splash for rows of 512: {SAVES}')
 
 
-def test_a_kernel_that_cannot_be_had():
+def test_unavailable_and_unknown_kernels_are_refused():
   config = dataclasses.replace(CONFIG, attention='splash', attention_dropout=0.1)
   with pytest.raises(UserError, match=r'attention=splash is not available: attention_dropout=0.1'):
     attention_kernels.choose_path(config, 512, 'tpu')
@@ -125,7 +125,7 @@ def test_a_kernel_that_cannot_be_had():
 
 
 @pytest.mark.parametrize('name', ['fused', 'splash', 'cudnn', 'triton'])
-def test_a_named_kernel_does_not_hinder_the_short_rows_of_init(name):
+def test_init_with_short_rows_works_with_every_named_kernel(name):
   tokens = jnp.zeros((1, 8), jnp.int32)
   shapes = [jax.eval_shape(Encoder(dataclasses.replace(CONFIG, attention=path)).init,
                            jax.random.key(0), Tokens(*[tokens] * 4), tokens[:, :1])
@@ -138,7 +138,7 @@ RATE = 0.1
 
 
 def fused_inputs(length=128):
-  """[B, L, 3, H, K] of 4 rows and heads, and their pairs."""
+  """qkv [B, L, 3, H, K] of 4 rows and heads, their text ids, and a key."""
   text_ids = jnp.repeat(jnp.asarray(packed_rows().text_ids), length // 128, axis=1)
   return jax.random.normal(jax.random.key(1), (4, length, 3, 4, 64)), text_ids, jax.random.key(7)
 
@@ -158,7 +158,7 @@ def fused_loss(qkv, text_ids, random, rate=RATE):
 
 
 @pytest.mark.parametrize('length, rate', [(128, 0.0), (128, RATE), (384, RATE)])
-def test_fused_is_the_plain_path_that_drops_the_same(length, rate):
+def test_fused_equals_the_plain_path_with_the_same_dropped_weights(length, rate):
   qkv, text_ids, random = fused_inputs(length)
   words = jax.random.key_data(random)
   keep = jnp.stack([jnp.stack([kept_weights(words, np.uint32(b), np.uint32(h), length, rate)
@@ -177,13 +177,13 @@ def test_fused_is_the_plain_path_that_drops_the_same(length, rate):
   np.testing.assert_allclose(grad, expected_grad, atol=1e-6)
 
 
-def test_fused_drops_at_its_rate_and_nothing_twice():
+def test_fused_drops_at_its_rate_and_independently_for_each_row_and_head():
   key = jax.random.key_data(jax.random.key(3))
   keep = np.stack([kept_weights(key, np.uint32(b), np.uint32(h), 256)
                    for b in range(3) for h in range(3)])
-  keep = keep.reshape(18, 128, 256)  # each part of the queries by itself
+  keep = keep.reshape(18, 128, 256)  # each block of queries separately
   assert abs(keep.mean() - 0.9) < 5 * np.sqrt(0.09 / keep.size)
-  for axis in (1, 2):  # by query and by key
+  for axis in (1, 2):  # for each query and each key
     shares = keep.mean(axis)
     assert abs(shares.std() - np.sqrt(0.09 / keep.shape[axis])) < 5e-3
   same = np.array([[np.mean(a == b) for a in keep] for b in keep])
@@ -201,7 +201,7 @@ def test_fused_drops_the_same_on_every_mesh():
     np.testing.assert_array_equal(actual_grad, grad)
 
 
-def test_fused_in_the_model_is_plain_without_dropout_and_drops_with_it():
+def test_a_model_with_fused_equals_the_plain_one_without_dropout_and_drops_with_it():
   batch = packed_rows()
   real = batch.text_ids > 0
   params = initial(WIDE, batch)
@@ -223,7 +223,7 @@ def test_fused_in_the_model_is_plain_without_dropout_and_drops_with_it():
 @pytest.mark.parametrize('fields', [
     {}, {'remat': 'full', 'dtype': 'bfloat16'}, {'architecture': 'albert', 'groups': 2},
     {'architecture': 'modernbert', 'num_layers': 4, 'remat': 'dots', 'dtype': 'bfloat16'}])
-def test_weights_can_be_asked_for_where_a_kernel_would_hold_none(fields):
+def test_states_return_attention_weights_although_the_kernel_stores_none(fields):
   sizes = {'vocab_size': 50, 'hidden_size': 256, 'num_layers': 2, 'num_heads': 4,
            'intermediate_size': 64, 'max_positions': 128, 'attention': 'fused'}
   config = architectures.make_config(sizes | fields)
@@ -252,10 +252,10 @@ def test_fused_compiles_for_every_tpu(name, length):
     return jax.grad(total)(qkv)
 
   text = sharding.with_mesh(gradient, mesh, 'dp').lower(qkv, pairs).compile().as_text()
-  assert 'tpu_custom_call' in text and f'[1,{length},768]' in text  # a chip has its own row
+  assert 'tpu_custom_call' in text and f'[1,{length},768]' in text  # each chip gets one row
 
 
-def test_what_is_told_is_what_a_chip_of_the_mesh_can_do():
+def test_the_path_is_chosen_for_the_heads_of_one_chip():
   wide = dataclasses.replace(WIDE, attention='fused')
   for preset, shape, fits in (('tp', (1, 2), True), ('tp', (1, 4), False), ('dp', (1, 4), True)):
     with sharding.in_context(conftest.sub_mesh(*shape), preset):

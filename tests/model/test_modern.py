@@ -43,7 +43,7 @@ ENCODE = jax.jit(functools.partial(Modern(CONFIG).apply, method='encode'))
 
 @pytest.mark.parametrize('length, reach', [(40, 4), (40, 7), (5, 8), (16, 16), (9, 0)])
 @pytest.mark.parametrize('hides', [False, True])
-def test_local_attention_is_masked_attention(length, reach, hides):
+def test_local_attention_equals_masked_attention(length, reach, hides):
   batch = packed(length=length)
   query, key, value = (jax.random.normal(jax.random.key(i), (2, length, 2, 8)) for i in range(3))
   near = np.abs(np.arange(length)[:, None] - np.arange(length)) <= reach
@@ -61,7 +61,7 @@ def test_local_attention_is_masked_attention(length, reach, hides):
 
 def test_rotations_by_hand():
   positions = np.array([[0, 1, 3]], np.int32)
-  angles = rotary(positions, 4, 100.0)  # of frequencies 1 and 1 / 10
+  angles = rotary(positions, 4, 100.0)  # frequencies 1 and 1 / 10
   x = np.array([1.0, 2.0, 3.0, 4.0])
   for i, p in enumerate((0, 1, 3)):
     c, s = np.cos([p, p / 10]), np.sin([p, p / 10])
@@ -70,7 +70,7 @@ def test_rotations_by_hand():
     np.testing.assert_allclose(np.ravel(actual), expected, rtol=1e-6)
 
 
-def test_a_text_is_the_same_wherever_it_lies_and_whatever_is_beside_it():
+def test_the_output_of_a_text_does_not_depend_on_its_place_or_neighbors():
   batch = packed()
   other = batch.ids.copy()
   other[:, :22] = (other[:, :22] + 7) % 50 + 5
@@ -81,7 +81,7 @@ def test_a_text_is_the_same_wherever_it_lies_and_whatever_is_beside_it():
   np.testing.assert_allclose(ENCODE(variables(), alone), a[:, 22:33], atol=2e-5)
 
 
-def test_who_asks_for_weights_gets_the_same_states():
+def test_states_equal_encode_and_local_weights_stay_in_their_window():
   batch = packed()
   hidden = ENCODE(variables(), batch)
   actual = jax.jit(functools.partial(Modern(CONFIG).apply, method='states'))(variables(), batch)
@@ -112,10 +112,10 @@ def test_parameters_are_counted_without_the_padding(sizes):
   assert stored - padding == parameters.count_parameters(tree, config)
 
 
-def test_published_sizes():
-  # ModernBERT-base has 149,655,232 parameters with its masked LM head, of 50,368 entries.
+def test_parameters_and_flops_of_modernbert_base():
+  # ModernBERT-base has 149,655,232 parameters with its masked LM head, which has 50,368 entries.
   assert parameters.count_parameters(abstract(ModernConfig()), ModernConfig()) == 149_655_232
-  # At 8,192, 8 layers see 8,192 tokens and 14 see 129.
+  # In rows of 8,192, 8 layers see 8,192 tokens and 14 see 129.
   attention = 12 * 768 * (8 * 8192 + 14 * 129)
   assert ModernConfig().flops_per_token(8192, 0) == attention + 6 * 22 * (
       4 * 768**2 + 3 * 768 * 1152)

@@ -34,7 +34,7 @@ def _init(config, seed=0):
   return jax.jit(model.apply, static_argnames=('deterministic',)), params, batch, at
 
 
-def test_embeddings_are_a_sum_of_lookups_and_one_layer_on_one_hots():
+def test_embeddings_equal_one_layer_on_one_hot_vectors():
   module = Embeddings(dataclasses.replace(CONFIG, dropout=0.0))
   batch = _batch()
   args = (batch.ids, batch.type_ids, batch.positions)
@@ -63,10 +63,10 @@ def test_activations():
   np.testing.assert_array_equal(activation('relu')(x), np.maximum(x, 0))
 
 
-def test_initial_values():
+def test_initial_kernels_are_truncated_normal_and_biases_zero():
   _, params, _, _ = _init(dataclasses.replace(CONFIG, hidden_size=64, intermediate_size=256))
   kernel = np.asarray(params['params']['bert']['layers']['feed_forward']['up']['kernel'])
-  # A normal of 0.02 cut at two deviations: none beyond 0.04, deviation 0.8796 of the normal's.
+  # A normal of 0.02, cut at two deviations, stays within 0.04 and has 0.8796 of its deviation.
   assert np.abs(kernel).max() <= 0.04
   assert abs(kernel.std() / (0.8796 * 0.02) - 1) < 0.01
   assert all((np.asarray(x) == 0).all() for x in jax.tree.leaves(
@@ -83,10 +83,10 @@ def test_mlm_head_is_tied_and_padding_is_never_predicted():
       params['params']['bert']['embeddings']['token'].at[7].set(0.0))
   changed, _ = apply(params, batch._replace(ids=np.where(batch.ids == 7, 8, batch.ids)), at,
                      at[:, :1] * 0)
-  assert (changed[..., 7] == 0).all()  # the entry's vector and bias are zero: so is its logit
+  assert (changed[..., 7] == 0).all()  # the entry's vector and bias are zero, so its logit is
 
 
-def test_logits_at_some_positions_are_those_of_all():
+def test_logits_at_some_positions_equal_the_logits_at_all():
   apply, params, batch, at = _init(CONFIG)
   everywhere = np.arange(8)[None] * np.ones((2, 1), int)
   every, _ = apply(params, batch, everywhere, at[:, :1] * 0)
@@ -109,7 +109,7 @@ def test_unrolling_and_remat_change_no_number(change):
                loss(CONFIG), loss(dataclasses.replace(CONFIG, **change)))
 
 
-def test_dropout_only_when_asked_and_new_for_each_key():
+def test_dropout_runs_only_on_request_and_differs_by_key():
   apply, params, batch, at = _init(CONFIG)
   cls = at[:, :1] * 0
   run = lambda seed: apply(params, batch, at, cls, deterministic=False,
@@ -118,12 +118,12 @@ def test_dropout_only_when_asked_and_new_for_each_key():
   assert (run(0) == run(0)).all() and (run(0) != run(1)).any() and (run(0) != still).any()
 
 
-def test_bfloat16_answers_in_float32():
+def test_a_bfloat16_model_has_float32_parameters_and_logits():
   apply, params, batch, at = _init(CONFIG)
   half = BertForPreTraining(dataclasses.replace(CONFIG, dtype='bfloat16'))
   logits, nsp = jax.jit(half.apply)(params, batch, at, at[:, :1] * 0)
   assert logits.dtype == nsp.dtype == jnp.float32
-  made = jax.eval_shape(half.init, jax.random.key(0), batch, at, at[:, :1] * 0)
-  assert all(x.dtype == jnp.float32 for x in jax.tree.leaves(made))
+  initial = jax.eval_shape(half.init, jax.random.key(0), batch, at, at[:, :1] * 0)
+  assert all(x.dtype == jnp.float32 for x in jax.tree.leaves(initial))
   reference, _ = apply(params, batch, at, at[:, :1] * 0)
   np.testing.assert_allclose(logits[..., :50], reference[..., :50], atol=0.01)

@@ -1,6 +1,6 @@
 """The kind of every parameter of every model, head and objective, in `parameter_kinds.txt`.
 
-After a change: python -m tests.model.test_parameters writes the file anew.
+After a change, `python -m tests.model.test_parameters` rewrites the file.
 """
 
 from collections.abc import Iterator
@@ -69,12 +69,12 @@ def test_every_parameter_has_the_kind_of_the_table():
   assert table() == _TABLE.read_text()
 
 
-def test_what_each_kind_means():
+def test_weight_decay_follows_the_kind():
   rows = {line.split()[1]: line.split()[0] for line in _TABLE.read_text().splitlines()}
   assert len(rows) == len(_TABLE.read_text().splitlines())  # no path has two kinds
   assert set(rows.values()) == set(parameters.Kind)
   decays = {}
-  for path, kind in rows.items():  # one at a time: factors stand below the matrix that they change
+  for path, kind in rows.items():  # one at a time: the path of a factor lies below its matrix
     tree = traverse_util.unflatten_dict({path: 0.0}, sep='/')
     decays.setdefault(kind, set()).update(jax.tree.leaves(optimizer_lib.decays(tree)))
   assert decays == {'bias': {False}, 'norm': {False}, 'matrix': {True}, 'table': {True},
@@ -83,7 +83,7 @@ def test_what_each_kind_means():
 
 @pytest.mark.parametrize('path', ['layers/gate/scale', 'layers/attention/sink', 'layers/kernels'])
 def test_an_unknown_parameter_is_refused(path):
-  """Without a kind it would decay, and be cast, by chance."""
+  """Without a kind, chance would decide whether it decays and is cast."""
   tree = traverse_util.unflatten_dict({f'params/bert/{path}': 0.0}, sep='/')
   for ask in (parameters.kinds, optimizer_lib.decays):
     with pytest.raises(ValueError, match=f'params/bert/{path} is a parameter of no known kind'):

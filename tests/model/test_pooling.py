@@ -7,7 +7,7 @@ from bert_jax.model import pooling
 
 
 @pytest.mark.parametrize('how', ['chunks_mean', 'chunks_max', 'chunks_attention'])
-def test_combine(how):
+def test_chunks_are_combined_by_the_formulas(how):
   rng = np.random.default_rng(0)
   vectors = rng.normal(size=(3, 4, 5)).astype(np.float32)
   exists = np.array([[True, True, True, False], [True, False, False, False], [True] * 4])
@@ -21,7 +21,7 @@ def test_combine(how):
 
 
 @pytest.mark.parametrize('how', ['chunks_mean', 'chunks_max', 'chunks_attention'])
-def test_texts_of_many_lengths_are_combined_each_on_its_own(how):
+def test_texts_of_many_lengths_are_combined_separately(how):
   counts = [3, 1, 40, 4, 1, 2]
   vectors = np.random.default_rng(0).normal(size=(sum(counts), 5)).astype(np.float32)
   combined = pooling.combine_texts(vectors, np.repeat(np.arange(6), counts), how)
@@ -31,6 +31,6 @@ def test_texts_of_many_lengths_are_combined_each_on_its_own(how):
     np.testing.assert_allclose(row, alone, rtol=1e-5, atol=1e-6)
 
 
-def test_one_chunk_is_itself():
+def test_a_single_chunk_stays_unchanged():
   vectors = np.ones((2, 1, 3), np.float32)
   assert (pooling.combine_chunks(vectors, np.ones((2, 1), bool), 'head') == vectors[:, 0]).all()

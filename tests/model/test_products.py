@@ -67,7 +67,7 @@ def test_gradients_have_the_dtypes_of_the_factors():
 @pytest.mark.parametrize('dtype, platform, expected', [
     ('bfloat16', 'cpu', 'float32'), ('bfloat16', 'tpu', 'bfloat16'),
     ('bfloat16', 'cuda', 'bfloat16'), ('float32', 'cpu', 'float32')])
-def test_between_two_products_a_cpu_has_float32(monkeypatch, dtype, platform, expected):
+def test_a_cpu_keeps_activations_in_float32(monkeypatch, dtype, platform, expected):
   config = BertConfig(vocab_size=50, hidden_size=16, num_layers=2, num_heads=2,
                       intermediate_size=32, dtype=dtype, attention='xla')
   monkeypatch.setattr('bert_jax.parallel.sharding.platform', lambda: platform)
@@ -79,7 +79,7 @@ def test_between_two_products_a_cpu_has_float32(monkeypatch, dtype, platform, ex
 
 
 def _products(jaxpr):
-  """Yields the dtypes of the factors and the size of every product, inner ones too."""
+  """Yields the dtypes of the factors of every product, also in nested programs."""
   for equation in jaxpr.eqns:
     if equation.primitive.name == 'dot_general':
       yield tuple(str(x.aval.dtype) for x in equation.invars)
@@ -114,7 +114,7 @@ def test_no_transpose_is_folded_into_a_product(with_transposed, heads):
   x, y = random(0, (*heads, 128, 64)), random(1, (*heads, 64, 64))
 
   def loss(x, y):
-    # As attention has it: heads before tokens.
+    # Heads before tokens, as in attention.
     turned = [a.swapaxes(0, 1) for a in (x, y)] if heads else (x, y)
     return (multiply(*turned, jnp.dtype('bfloat16')) ** 2).sum()
 
@@ -133,7 +133,7 @@ def _distance(ours, reference):
   return np.sqrt(difference / sum(np.sum(np.square(x)) for x in reference.values()))
 
 
-def test_gradients_are_as_near_to_float32_as_those_of_autocast(tmp_path):
+def test_gradients_are_about_as_exact_as_those_of_autocast(tmp_path):
   theirs = torch_bert.make('BertForMaskedLM', tmp_path, 'tiny')
   model = huggingface.load(tmp_path)
   batch = torch_bert.make_batch(model.config.vocab_size, 4, 32, False)

@@ -1,4 +1,4 @@
-"""Short convolutions: by hand, within a text, at the start of a run, and from file to file."""
+"""Short convolutions: by hand, at the borders of texts, with fresh taps, and in files."""
 
 import dataclasses
 
@@ -23,10 +23,10 @@ PLAIN = dataclasses.replace(test_modern.CONFIG, initializer_range=0.3)
 CONFIG = dataclasses.replace(PLAIN, conv_reach=2)
 
 
-def test_by_hand():
+def test_a_convolution_by_hand_stays_within_its_text():
   x = jnp.asarray([[[1.0], [2.0], [3.0], [10.0], [20.0], [100.0]]])
   texts = np.array([[1, 1, 1, 2, 2, 0]], np.int32)
-  taps = jnp.asarray([[0.1], [1.0], [10.0]])  # of the token before, itself, the token after
+  taps = jnp.asarray([[0.1], [1.0], [10.0]])  # for the token before, itself, the token after
   mask = Attend().mask(Tokens(None, None, None, texts))
   y = ShortConvolution(1).apply({'params': {'taps': taps}}, x, mask)
   expected = [1 + 1 + 20, 2 + 0.1 + 2 + 30, 3 + 0.2 + 3, 10 + 10 + 200, 20 + 1 + 20]
@@ -48,7 +48,7 @@ def fresh():
                                                np.zeros((2, 1), np.int32)))
 
 
-def test_a_fresh_encoder_is_a_modernbert():
+def test_a_fresh_encoder_equals_a_modernbert_without_convolutions():
   variables, batch = fresh(), test_modern.packed()
   taps = [x for path, x in jax.tree_util.tree_leaves_with_path(variables)
           if path[-1].key == 'taps']
@@ -61,7 +61,7 @@ def test_a_fresh_encoder_is_a_modernbert():
                                 Modern(PLAIN).apply(plain, batch, method='encode'))
 
 
-def test_a_text_does_not_see_its_neighbours_in_the_row():
+def test_a_text_does_not_see_its_neighbors_in_the_row():
   rng, batch = np.random.default_rng(0), test_modern.packed()
   variables = with_taps(fresh(), lambda shape: rng.normal(0, 0.5, shape).astype(np.float32))
   other = batch.ids.copy()
@@ -72,7 +72,7 @@ def test_a_text_does_not_see_its_neighbours_in_the_row():
   assert np.abs(a - unchanged).max() > 0.01
 
 
-def test_files(tmp_path):
+def test_native_files_keep_the_taps_and_an_export_is_refused(tmp_path):
   abstract = nn.unbox(layout.abstract_params(CONFIG, {'mlm', 'pooler'}, 0, ''))
   rng = np.random.default_rng(0)
   params = jax.tree.map(lambda x: rng.normal(0, 0.1, x.shape).astype(np.float32), abstract)
