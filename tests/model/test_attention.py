@@ -76,7 +76,7 @@ def test_packed_pairs_do_not_see_each_other():
 
 
 def test_gradients_reach_only_tokens_of_the_same_pair():
-  """The gradient from a token's output to another's input is zero exactly where the mask says so."""
+  """A token's output has a gradient for another's input exactly where the mask allows it."""
   config = BertConfig(vocab_size=50, hidden_size=16, num_layers=2, num_heads=2,
                       intermediate_size=32, max_positions=16)
   model = Encoder(config)

@@ -16,7 +16,8 @@ from bert_jax.model.bert_config import BertConfig
 from bert_jax.runtime import platforms
 
 # Parameters with the vocabulary of 30,522. The counts of base and large are published. The count of
-# tiny is a sum by hand: embeddings (30522 + 512 + 2) * 128 + 256, each layer 198,272, pooler 16,512.
+# tiny is their sum by hand: embeddings (30522 + 512 + 2) * 128 + 256, each layer 198,272, pooler
+# 16,512.
 COUNTS = {'tiny': 31036 * 128 + 256 + 2 * 198_272 + 16_512, 'base': 109_482_240,
           'large': 335_141_888}
 WITH_HEADS = {'base': 110_106_428, 'large': 336_226_108}

@@ -1,4 +1,4 @@
-"""Causal rows: which, what they predict, what they see, on every mesh and after a resume."""
+"""Causal rows: their choice, predictions and attention, on every mesh and after a resume."""
 
 import dataclasses
 import functools
@@ -40,7 +40,7 @@ MEMBERS = {
     'modernbert': dict(num_layers=4, local_window=8, conv_reach=2)}
 
 
-def test_rows_at_even_distances():
+def test_causal_rows_lie_at_even_distances():
   number = np.arange(16)
   assert np.flatnonzero(causal_rows.are_causal(number, 0.25)).tolist() == [3, 7, 11, 15]
   assert np.flatnonzero(causal_rows.are_causal(number, 1 / 16)).tolist() == [15]
@@ -51,26 +51,26 @@ def test_rows_at_even_distances():
   assert causal_rows.are_causal(far, 0.125).sum() == 125
 
 
-def test_the_first_part_of_the_steps():
+def test_only_the_first_part_of_the_steps_has_causal_rows():
   shares = [causal_rows.share_at(0.5, 0.3, step, 10) for step in range(10)]
   assert shares == [0.5] * 3 + [0.0] * 7
   assert causal_rows.share_at(0.25, 1.0, 9, 10) == 0.25
   assert causal_rows.share_at(0.25, 0.01, 0, 10) == 0.25  # at least one step
 
 
-def test_predictions_by_hand():
+def test_a_causal_row_predicts_each_target_from_the_token_before():
   tokens = Tokens(*np.array([[[2, 7, 8, 9, 3, 0]] * 2] * 4), np.array([True, False]))
   masked = masking.Masked(np.array([[2, 4, 4, 9, 3, 0]] * 2), np.array([[1, 2, 0]] * 2),
                           np.array([[7, 8, 0]] * 2), np.array([[1.0, 1.0, 0.0]] * 2))
   predicted = causal_rows.predict_next(tokens, masked)
-  # The causal row has all its tokens; [CLS] predicts 7, and 7 predicts 8.
+  # No token of the causal row is masked: [CLS] predicts 7, and 7 predicts 8.
   assert predicted.ids.tolist() == [[2, 7, 8, 9, 3, 0], [2, 4, 4, 9, 3, 0]]
   assert predicted.positions.tolist() == [[0, 1, 0], [1, 2, 0]]
   assert predicted.targets.tolist() == masked.targets.tolist()
 
 
 @pytest.mark.parametrize('length, reach', [(40, 4), (40, 7), (9, 0)])
-def test_attention_equals_lower_triangles(length, reach):
+def test_attention_of_causal_rows_is_lower_triangular(length, reach):
   tokens = test_modern.packed(length=length)._replace(causal=np.array([True, False]))
   text_ids = tokens.text_ids
   query, key, value = (jax.random.normal(jax.random.key(i), (2, length, 2, 8)) for i in range(3))
@@ -95,26 +95,26 @@ def encode(member):
   tokens = test_modern.packed()
   variables = nn.unbox(jax.jit(encoder.init)(jax.random.key(0), tokens,
                                              np.zeros((2, 1), np.int32)))
-  # Taps of zero would hide a neighbor.
+  # Taps of zero would hide the neighbors.
   variables = jax.tree_util.tree_map_with_path(
       lambda path, x: jnp.ones_like(x) if path[-1].key == 'taps' else x, variables)
   return jax.jit(functools.partial(encoder.apply, variables, method='encode'))
 
 
 @pytest.mark.parametrize('member', MEMBERS)
-def test_no_member_sees_later_tokens_of_a_causal_row(member):
+def test_no_architecture_sees_later_tokens_of_a_causal_row(member):
   tokens = test_modern.packed()
   causal = tokens._replace(causal=np.array([True, False]))
   changed = np.array(tokens.ids)
   changed[:, 15] = (changed[:, 15] + 1) % 60
   plain, before, after = (np.asarray(encode(member)(x)) for x in (
       tokens, causal, causal._replace(ids=changed)))
-  # The first row does not see what comes later, the second row does.
+  # The first row does not see later tokens, the second row does.
   np.testing.assert_array_equal(before[0, :15], after[0, :15])
   assert (np.abs(before[0, 15:22] - after[0, 15:22]).max(-1) > 1e-4).all()
   assert (np.abs(before[1, :22] - after[1, :22]).max(-1) > 1e-5).any()
   np.testing.assert_allclose(before[1, :33], plain[1, :33], atol=2e-5)
-  # The last token of a text sees all of it, and so it does if the rest is cut off.
+  # A causal token has the same output if all tokens after it are cut off.
   cut = tokens._replace(text_ids=np.where(np.arange(40) < 10, tokens.text_ids, 0),
                         causal=np.array([True, True]))
   np.testing.assert_allclose(encode(member)(cut)[0, :10], before[0, :10], atol=2e-5)
@@ -127,7 +127,7 @@ def make_task(share=0.5, config=test_state.CONFIG):
                      masking.MaskingConfig(causal_rows=share), vocabulary)
 
 
-def test_the_loss_by_its_formula():
+def test_the_loss_follows_its_formula():
   config = dataclasses.replace(test_state.CONFIG, dropout=0.0, attention_dropout=0.0)
   task, rows = make_task(config=config), test_state.make_batch(rows=2)
   params = nn.unbox(task.init(jax.random.key(0)))
@@ -195,11 +195,9 @@ def test_a_resumed_run_has_the_same_bits(corpus_file, tmp_path):
     ({'masking.causal_rows': 0.5, 'model.attention': 'fused'},
      'model.attention=fused does not compute causal rows (masking.causal_rows=0.5)'),
 ])
-def test_mistakes_are_named(overrides, message, corpus_file, tmp_path):
+def test_wrong_settings_are_refused(overrides, message, corpus_file, tmp_path):
   config = conftest.tiny_config(corpus_file, **{'data.sequences': 'full_sentences', **overrides})
   with pytest.raises(UserError) as error:
     run.run(config, str(tmp_path / 'run'))
   assert message in str(error.value)
   assert not (tmp_path / 'run').exists()
-
-

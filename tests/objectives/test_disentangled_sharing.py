@@ -50,7 +50,7 @@ def test_each_loss_trains_its_own_table(config):
   assert size(others) == size(mlm['rtd']) == size(mlm['token_delta']) == 0
 
 
-def test_the_discriminator_reads_the_sum_and_the_export_holds_it(monkeypatch):
+def test_discriminator_and_export_use_the_sum_of_the_tables(monkeypatch):
   objective, (rows, masked) = DisentangledSharing(BertForPreTraining(CONFIG)), make_example()
   params = initial(objective)
   rng = np.random.default_rng(0)
@@ -62,7 +62,7 @@ def test_the_discriminator_reads_the_sum_and_the_export_holds_it(monkeypatch):
   table = params['params']['bert']['embeddings']['token']
   np.testing.assert_array_equal(exported['bert']['embeddings']['token'], table + delta)
 
-  # The rtd loss is that of the exported encoder under the same head, on the drawn tokens.
+  # The rtd loss equals the loss of the exported encoder with the same head, on the drawn tokens.
   drawn = rng.integers(5, 300, (4, 3))
   monkeypatch.setattr(replaced_tokens, 'sample', lambda *_: jnp.asarray(drawn, jnp.int32))
   metrics = jax.jit(objective.loss)(params, {}, rows, masked, KEYS)
@@ -86,15 +86,15 @@ def test_electra_is_exported_with_its_head():
   assert exported['rtd'] is params['params']['rtd']
 
 
-def test_its_generator_is_as_wide_and_half_as_deep():
+def test_the_generator_is_as_wide_and_half_as_deep_as_the_discriminator():
   generator = dataclasses.replace(CONFIG, num_layers=6, conv_kernel_size=3).generator()
   assert generator == dataclasses.replace(CONFIG, num_layers=3)
   assert objectives.create('', 'full_sentences', CONFIG) == objectives.create(
-      'mlm', 'full_sentences', CONFIG)  # it is asked for by name
+      'mlm', 'full_sentences', CONFIG)  # only its name selects this objective
 
 
 @pytest.mark.parametrize('objective, architecture', [
     ('replaced_tokens', 'deberta-v2'), ('replaced_tokens_gdes', 'bert'), ('mlm', 'electra')])
-def test_members_without_it(objective, architecture):
+def test_an_objective_of_another_architecture_is_refused(objective, architecture):
   with pytest.raises(UserError, match=f'objective={objective} is not for model.architecture='):
     objectives.name_of(objective, 'full_sentences', architecture)

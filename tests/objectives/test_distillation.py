@@ -1,4 +1,4 @@
-"""Distillation: its losses by hand; a student that is its teacher has nothing to learn."""
+"""Distillation: losses by hand, and no loss for a student that equals its teacher."""
 
 import dataclasses
 
@@ -41,7 +41,7 @@ def make(student=CONFIG):
   return objective, initial(teacher, 1)
 
 
-def test_by_hand():
+def test_soft_and_cosine_losses_by_hand():
   student, teacher = np.random.default_rng(0).normal(size=(2, 5, 7)) * 3
   p, q = special.softmax(teacher / 2, -1), special.softmax(student / 2, -1)
   expected = 4 * np.sum(p * (np.log(p) - np.log(q)), -1)
@@ -51,25 +51,25 @@ def test_by_hand():
   np.testing.assert_allclose(distillation.cosine_distance(a, b), [1.0, 0.0], atol=1e-6)
 
 
-def test_a_student_that_is_its_teacher_has_only_the_words_to_learn():
+def test_a_student_that_equals_its_teacher_has_no_soft_or_cosine_loss():
   objective, params = make()
   loss = jax.jit(objective.loss)
   metrics = loss(params, params, *example(), KEYS)
   assert abs(metrics['soft_loss'][0]) < 1e-5 and abs(metrics['cosine_loss'][0]) < 1e-5
   assert metrics['mlm_loss'][1] == 5  # masked positions
-  tokens = example()[0].tokens.text_ids.sum()  # all real ones
+  tokens = example()[0].tokens.text_ids.sum()  # all real tokens
   assert metrics['cosine_loss'][1] == metrics['soft_loss'][1] == tokens
   apart = loss(initial(objective, 2), params, *example(), KEYS)
   assert apart['soft_loss'][0] > 1e-3 and apart['cosine_loss'][0] / apart['cosine_loss'][1] > 0.1
 
 
-def test_the_soft_loss_is_that_of_all_real_tokens_as_published():
-  """Against the loss and gradient of the whole, in numpy's float64 and in one piece."""
+def test_the_soft_loss_covers_all_real_tokens_as_published():
+  """Against the loss in NumPy's float64, and the gradient of all tokens at once."""
   objective, teacher = make(dataclasses.replace(CONFIG, initializer_range=0.3))
   params, (rows, masked) = initial(objective, 2), example()
   batch = rows.tokens
   assert batch.ids.shape[1] % masked.positions.shape[1] == 0
-  # Three positions at a time: the last piece has one.
+  # Three positions at a time: the last chunk has one.
   odd = Masked(masked.ids, *(np.pad(x, [(0, 0), (0, 1)]) for x in masked[1:]))
   every = np.broadcast_to(np.arange(16), batch.ids.shape)
   real = (batch.text_ids > 0).astype(np.float64)
@@ -101,8 +101,8 @@ def test_the_soft_loss_is_that_of_all_real_tokens_as_published():
 
 
 @pytest.mark.parametrize('name', ['soft_loss', 'mlm_loss', 'cosine_loss'])
-def test_a_smaller_student_comes_nearer(name):
-  """By each loss alone: together they disagree where the teacher knows nothing."""
+def test_a_smaller_student_lowers_each_loss(name):
+  """Each loss alone: together they disagree, because the teacher knows nothing."""
   objective, teacher = make(dataclasses.replace(CONFIG, num_layers=1))
   params = initial(objective, 2)
 

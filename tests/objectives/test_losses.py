@@ -12,7 +12,7 @@ def test_cross_entropy_by_hand():
   assert right.tolist() == [True, False]
 
 
-def test_gradient_by_a_logit_is_p_minus_one_hot():
+def test_the_gradient_of_a_logit_is_p_minus_one_hot():
   logits = jax.random.normal(jax.random.key(0), (4, 7)) * 3
   labels = jnp.array([0, 3, 6, 2])
   grads = jax.grad(lambda x: losses.cross_entropy(x, labels)[0].sum())(logits)

@@ -35,7 +35,7 @@ def _mask(key, ids, text_ids, config=masking.MaskingConfig(), pairs=1, row=None)
                       masking.Vocabulary(V, SPECIAL, MASK), pairs=pairs)
 
 
-def test_every_row_has_its_exact_number_and_targets_are_the_originals():
+def test_every_row_masks_its_exact_number_and_targets_are_the_originals():
   ids, text_ids = _rows()
   masked = jax.tree.map(np.asarray, _mask(jax.random.key(0), ids, text_ids))
   for row in range(len(ids)):
@@ -51,7 +51,7 @@ def test_every_row_has_its_exact_number_and_targets_are_the_originals():
     assert not np.isin(ids[row, used], SPECIAL).any()
 
 
-def test_80_10_10_and_uniform_positions():
+def test_replacements_are_80_10_10_at_uniform_positions():
   ids, text_ids = _rows(count=2000, seed=1)
   masked = jax.tree.map(np.asarray, _mask(jax.random.key(1), ids, text_ids))
   used = masked.weights > 0
@@ -72,7 +72,7 @@ def test_80_10_10_and_uniform_positions():
   assert stats.chisquare(inside).pvalue > 1e-4
 
 
-def test_rate_split_and_most_predictions_are_config():
+def test_the_config_sets_rate_split_and_most_predictions():
   ids, text_ids = _rows(count=400, seed=2)
   config = masking.MaskingConfig(rate=0.4, replace_mask=0.5, replace_random=0.5, max_predictions=10)
   masked = jax.tree.map(np.asarray, _mask(jax.random.key(2), ids, text_ids, config))
@@ -84,7 +84,7 @@ def test_rate_split_and_most_predictions_are_config():
   assert stats.binomtest(int((new == MASK).sum()), len(new), 0.5).pvalue > 1e-4
 
 
-def test_each_packed_pair_has_its_own_number():
+def test_each_packed_pair_has_its_own_number_of_predictions():
   ids, text_ids = _rows(count=1, length=128, seed=3)
   text_ids[0] = np.repeat([1, 2, 3, 0], [60, 10, 40, 18])
   masked = _mask(jax.random.key(3), ids, text_ids, pairs=3)
@@ -94,8 +94,8 @@ def test_each_packed_pair_has_its_own_number():
     assert (text_ids[0, used] == pair).sum() == max(1, round(0.15 * ordinary))
 
 
-def test_too_few_predictions_are_spread_over_the_pairs():
-  """Each pair gets its share of M, rounded up or down by chance, whatever its place."""
+def test_limited_predictions_are_spread_over_the_pairs():
+  """Each pair gets its share of M, rounded up or down by chance, at any place in the row."""
   tokens, most = np.array([20, 20, 20, 20, 10, 34]), 11
   ids = np.full((4000, 128), 500, np.int32)
   text_ids = np.repeat(np.append(np.arange(1, 7), 0), [*tokens, 4])[None].repeat(4000, 0)
@@ -108,14 +108,14 @@ def test_too_few_predictions_are_spread_over_the_pairs():
   assert ((counts == np.floor(share)) | (counts == np.ceil(share))).all()
   up = counts.mean(0) - np.floor(share)
   assert (abs(up - share % 1) < 4 * np.sqrt(0.25 / 4000)).all()
-  # With room for all of them the numbers are those of the rule.
+  # With room for all predictions, each pair has the number of the rule.
   masked = _mask(jax.random.key(7), ids, text_ids, masking.MaskingConfig(
       rate=0.2, max_predictions=25), pairs=6)
   of_pair = np.take_along_axis(text_ids, np.asarray(masked.positions), 1)
   assert ((of_pair[:, :, None] == np.arange(1, 7)).sum(1) == [4, 4, 4, 4, 2, 7]).all()
 
 
-def test_a_pure_function_of_key_and_row_whatever_the_batch():
+def test_masks_depend_only_on_key_and_row():
   ids, text_ids = _rows(count=16)
   key = jax.random.key(4)
   whole = _mask(key, ids, text_ids)
@@ -127,7 +127,7 @@ def test_a_pure_function_of_key_and_row_whatever_the_batch():
 
 
 @pytest.mark.parametrize('shape', [(8, 1), (4, 2), (2, 4)])
-def test_the_same_bits_on_every_mesh_and_no_collectives(shape):
+def test_every_mesh_draws_the_same_masks_without_collectives(shape):
   ids, text_ids = _rows(count=16)
   row = np.arange(16, dtype=np.int32)
   jitted = jax.jit(lambda ids, text_ids, row: _mask(jax.random.key(6), ids, text_ids, row=row))

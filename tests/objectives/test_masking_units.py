@@ -66,7 +66,7 @@ def budget_of(rate, ordinary):
 
 
 @pytest.mark.parametrize('pairs', [1, 4])
-def test_spans_fill_the_budget_of_each_pair_and_cut_the_last_one_off(pairs):
+def test_spans_fill_the_budget_of_each_pair_and_cut_at_most_one_word(pairs):
   rows = ids, text_ids, _ = make_rows(300, pairs=pairs, seed=1)
   taken = drawn(masked_by(masking.MaskingConfig(unit='span'), rows, pairs), ids.shape)
   assert not (taken & np.isin(ids, SPECIAL)).any() and not (taken & (text_ids == 0)).any()
@@ -80,7 +80,7 @@ def test_spans_fill_the_budget_of_each_pair_and_cut_the_last_one_off(pairs):
 
 @pytest.mark.parametrize('unit', ['whole_word', 'ngram'])
 @pytest.mark.parametrize('pairs', [1, 8])
-def test_words_are_masked_whole_and_on_average_as_the_rate_says(unit, pairs):
+def test_words_are_masked_whole_and_at_the_rate_on_average(unit, pairs):
   rows = ids, text_ids, _ = make_rows(800, pairs=pairs, seed=1)
   taken = drawn(masked_by(masking.MaskingConfig(unit=unit), rows, pairs), ids.shape)
   assert not (taken & np.isin(ids, SPECIAL)).any() and not (taken & (text_ids == 0)).any()
@@ -97,11 +97,11 @@ def test_words_are_masked_whole_and_on_average_as_the_rate_says(unit, pairs):
 
 
 def test_long_words_are_drawn_as_often_as_short_ones():
-  """In packed short pairs too, which have no room of their own for a word of six."""
+  """Also in short packed pairs, whose own share of predictions is less than a word of six."""
   rows = ids, text_ids, _ = make_rows(1500, pairs=8, longest=6)
   masked = masked_by(masking.MaskingConfig(unit='whole_word'), rows, 8)
   taken = drawn(masked, ids.shape)
-  # By the size of a word: how many words, how many were drawn, how many were to be expected.
+  # For each length of a word: the words, the drawn words, and their expected number.
   count, hits, expected, variance = np.zeros((4, 7))
   in_short = np.zeros(2)  # words of five and six in pairs of at most 16 tokens
   for row, words in enumerate(words_of(rows)):
@@ -169,12 +169,12 @@ def test_long_words_keep_the_rate_and_every_row_has_predictions(length, pairs, u
     count = of_group.sum(1)
     assert count.min() >= 1 and count.max() <= config.predictions(length, pairs)
     assert abs(count.mean() - budget) <= 4 * count.std() / np.sqrt(len(count))
-    # Every token is as likely as any other.
+    # Every token is equally likely.
     expected = len(count) * budget / ordinary.sum()
     assert abs(of_group[:, ordinary].sum(0) - expected).max() < 6 * np.sqrt(expected)
 
 
-def test_long_units_are_cut_by_hand():
+def test_cuts_of_long_units_by_hand():
   word_start = jnp.array([1, 1, 0, 0, 0, 0, 0, 0, 1, 0, 1, 0, 0, 1, 1], bool)
   unit_start = word_start.at[jnp.array([10])].set(False)  # a unit of the words at 8 and 10
   cut = lambda n: np.flatnonzero(masking_units.cut_long(unit_start, word_start, n)).tolist()
@@ -187,8 +187,8 @@ def test_long_units_are_cut_by_hand():
 
 
 @pytest.mark.parametrize('unit, longest', [('whole_word', 6)])
-def test_words_of_few_pieces_are_masked_without_a_cut(unit, longest):
-  # An n-gram of three words has 9 tokens at most; a budget of 10 holds each.
+def test_words_of_few_tokens_are_masked_without_a_cut(unit, longest):
+  # A word has 6 tokens at most, and the budget of each of these rows is larger.
   rows = make_rows(100, pairs=1, longest=longest)
   long = [x[(rows[1] > 0).sum(1) > 80] for x in rows]
   config = masking.MaskingConfig(unit=unit)
@@ -198,7 +198,7 @@ def test_words_of_few_pieces_are_masked_without_a_cut(unit, longest):
       np.testing.assert_array_equal(field, before)
 
 
-def test_a_row_without_room_leaves_the_last_word_out_and_cuts_none():
+def test_a_row_without_room_drops_the_last_word_and_cuts_none():
   rows = ids, *_ = make_rows(600, pairs=1, longest=6)
   config = masking.MaskingConfig(unit='whole_word', max_predictions=7)
   taken = drawn(masked_by(config, rows), ids.shape)
@@ -209,7 +209,7 @@ def test_a_row_without_room_leaves_the_last_word_out_and_cuts_none():
 
 
 def _unit_lengths(unit, seed=0):
-  """Words in each unit of long rows, but for the last of each row, which is cut off."""
+  """The words in each unit of long rows, without the last unit, which the end of the row cuts."""
   length, rows = 512, 200
   word_start = np.ones((rows, length), bool)
   special = np.zeros((rows, length), bool)
@@ -225,18 +225,18 @@ def _unit_lengths(unit, seed=0):
 @pytest.mark.parametrize('unit, expected', [
     ('span', [0.2 * 0.8**n / (1 - 0.8**10) for n in range(10)]),
     ('ngram', [6 / 11, 3 / 11, 2 / 11])])
-def test_lengths_of_spans_and_ngrams(unit, expected):
+def test_lengths_of_spans_and_ngrams_follow_their_distributions(unit, expected):
   probabilities, lengths = _unit_lengths(unit)
   np.testing.assert_allclose(probabilities, expected, rtol=1e-12)
   counts = np.bincount(lengths, minlength=len(expected) + 1)[1:]
   assert len(counts) == len(expected)
   assert stats.chisquare(counts, len(lengths) * np.array(expected)).pvalue > 1e-4
-  # Independent of each other: the next is as long after a long one as after a short one.
+  # Lengths are independent: units after a long unit are as long as units after a short one.
   after = [lengths[1:][lengths[:-1] == n] for n in (1, len(expected))]
   assert abs(after[0].mean() - after[1].mean()) < 5 * lengths.std() / np.sqrt(len(after[1]))
 
 
-def test_units_by_hand():
+def test_units_of_joined_words_by_hand():
   word_start = jnp.array([1, 1, 0, 1, 1, 1, 1, 1, 0, 1, 1], bool)
   special = jnp.array([1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1], bool)
   always = lambda n: np.eye(4)[n - 1]
@@ -258,7 +258,7 @@ def test_a_span_is_replaced_as_a_whole_and_words_token_by_token():
     n = taken.sum()
     if not whole:
       assert stats.binomtest(int(became_mask.sum()), int(n), 0.8).pvalue > 1e-4
-    # Neighbours in one word share their fate in a span, and are independent otherwise.
+    # A span replaces neighbors in a word alike. A whole word replaces them independently.
     same_word = taken[:, 1:] & taken[:, :-1] & (word_start[:, 1:] == 0)
     equal = (became_mask[:, 1:] == became_mask[:, :-1])[same_word]
     if whole:
@@ -267,7 +267,7 @@ def test_a_span_is_replaced_as_a_whole_and_words_token_by_token():
       assert stats.binomtest(int(equal.sum()), len(equal), 0.8**2 + 0.2**2).pvalue > 1e-4
 
 
-def test_random_tokens_by_frequency():
+def test_random_tokens_follow_the_frequencies():
   counts = np.zeros(V, np.int64)
   counts[[5, 6, 7]], counts[101] = [600, 300, 100], 10_000
   cumulative = jnp.asarray(masking.cumulative_frequencies(counts, SPECIAL))
@@ -280,7 +280,7 @@ def test_random_tokens_by_frequency():
   assert stats.chisquare(histogram[[5, 6, 7]], len(new) * np.array([0.6, 0.3, 0.1])).pvalue > 1e-4
 
 
-def test_a_rate_for_each_row():
+def test_each_row_is_masked_at_its_own_rate():
   config = masking.MaskingConfig(rate=0.3, final_rate=0.1)
   assert [config.rate_at(s, 101) for s in (0, 50, 100)] == pytest.approx([0.3, 0.2, 0.1])
   assert masking.MaskingConfig().rate_at(50, 101) == 0.15

@@ -1,4 +1,4 @@
-"""ELECTRA's objective: PyTorch's losses, the drawn tokens, the paths of gradients."""
+"""ELECTRA's objective: equal losses in PyTorch, the drawn tokens, the paths of gradients."""
 
 import dataclasses
 
@@ -56,7 +56,7 @@ def losses(objective, params, rows, masked):
   return {name: float(total / count) for name, (total, count) in metrics.items()}
 
 
-def test_losses_are_those_of_pytorch(tmp_path, monkeypatch):
+def test_losses_equal_pytorch(tmp_path, monkeypatch):
   sizes = dict(vocab_size=300, num_hidden_layers=2, embedding_size=32, max_position_embeddings=32,
                hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, initializer_range=0.3)
   torch.manual_seed(0)
@@ -97,7 +97,7 @@ def test_losses_are_those_of_pytorch(tmp_path, monkeypatch):
   assert objective().loss_weights == {'mlm_loss': 1.0, 'rtd_loss': 50.0}
 
 
-def test_draws_follow_the_generator_and_the_rows_numbers():
+def test_draws_follow_the_generator_and_the_row_numbers():
   logits = jnp.log(jnp.array([0.1, 0.2, 0.7]))
   rows = jnp.arange(4000)
   drawn = replaced_tokens.sample(jax.random.key(0), jnp.tile(logits, (4000, 1, 1)), rows)[:, 0]
@@ -108,7 +108,7 @@ def test_draws_follow_the_generator_and_the_rows_numbers():
   assert np.array_equal(again[:, 0], drawn[7:10])
 
 
-def test_a_generator_that_is_right_replaces_nothing(monkeypatch):
+def test_a_correct_generator_replaces_nothing(monkeypatch):
   rows, masked = make_example()
   monkeypatch.setattr(replaced_tokens, 'sample', lambda *_: jnp.asarray(masked.targets))
   metrics = losses(objective(), initial(objective()), rows, masked)
@@ -133,7 +133,7 @@ def test_only_the_masked_lm_trains_the_generator():
 
 
 @pytest.mark.parametrize('embedding_size', [32, 64])
-def test_parameters_are_counted(embedding_size):
+def test_parameters_are_counted_without_padding_and_pooler(embedding_size):
   electra = objective(dataclasses.replace(CONFIG, embedding_size=embedding_size))
   params = initial(electra)
   stored = sum(x.size for x in jax.tree.leaves(params))
@@ -151,12 +151,12 @@ def test_parameters_are_counted(embedding_size):
     (('replaced_tokens', 'full_sentences', 'bert'), 'not for model.architecture=bert'),
     (('mlm', 'full_sentences', 'electra'), 'not for model.architecture=electra'),
     (('rtd', 'full_sentences', 'electra'), 'unknown: use')])
-def test_objectives_that_cannot_be_asked(arguments, message):
+def test_impossible_objectives_are_refused(arguments, message):
   with pytest.raises(UserError, match=message):
     objectives.name_of(*arguments)
 
 
-def test_a_generator_larger_than_its_discriminator():
+def test_wrong_sizes_of_the_generator_are_refused():
   with pytest.raises(UserError, match='not larger than its discriminator'):
     dataclasses.replace(CONFIG, generator_size=1.5)
   with pytest.raises(UserError, match='is not a whole number of heads'):
