@@ -13,19 +13,19 @@ from bert_jax.runtime import host
 @pytest.mark.parametrize('sizes, expected', [
     ((1, -1, 1), (1, 8, 1)), ((1, -1, 2), (1, 4, 2)), ((2, 2, 2), (2, 2, 2)),
     ((-1, 2, 1), (4, 2, 1))])
-def test_minus_one_is_the_rest(sizes, expected):
+def test_minus_one_takes_the_remaining_devices(sizes, expected):
   mesh = mesh_lib.make_mesh(*sizes)
   assert tuple(mesh.shape.values()) == expected and mesh.axis_names == mesh_lib.AXES
 
 
 @pytest.mark.parametrize('sizes', [(1, 3, 1), (1, -1, 3), (1, -1, -1), (1, 0, 1), (1, -2, 1),
                                    (2, 8, 1)])
-def test_sizes_that_do_not_fit(sizes):
+def test_mesh_sizes_that_do_not_fit_are_refused(sizes):
   with pytest.raises(UserError, match='mesh ' + 'x'.join(map(str, sizes))):
     mesh_lib.make_mesh(*sizes)
 
 
-def test_rows_go_over_replica_and_data():
+def test_rows_are_split_over_replica_and_data():
   mesh = mesh_lib.make_mesh(2, 2, 2)
   batch = mesh_lib.put_batch({'ids': np.arange(32).reshape(8, 4)}, mesh)['ids']
   assert batch.sharding.shard_shape(batch.shape) == (2, 4)
@@ -38,13 +38,13 @@ def test_rows_go_over_replica_and_data():
 @pytest.mark.parametrize('name, devices, chips, memory', [
     ('v4:2x2x1', 4, 4, 32), ('v4:2x2x4', 16, 16, 32), ('v5e:2x2', 4, 4, 16),
     ('v5p:2x2x1', 4, 4, 95), ('v6e:2x2', 4, 4, 32), ('tpu7x:2x2x1', 8, 4, 96)])
-def test_a_slice_has_the_devices_that_jax_shows_there(name, devices, chips, memory):
-  """Two cores of a v4 or a v5p are one device, those of a tpu7x are two; `memory` is in GiB."""
+def test_a_slice_has_the_real_devices_chips_and_memory(name, devices, chips, memory):
+  """The two cores of a chip are one device on v4 and v5p, two on tpu7x; `memory` is in GiB."""
   pytest.importorskip('libtpu')
   mesh = mesh_lib.make_mesh(1, devices // 2, 2, devices=topology.get(name))
-  found = list(mesh.devices.flat)
-  assert chip_figures.num_chips(found) == chips and len(set(found)) == devices
-  assert chip_figures.chip_of(found).memory == memory * 2**30
+  flat = list(mesh.devices.flat)
+  assert chip_figures.num_chips(flat) == chips and len(set(flat)) == devices
+  assert chip_figures.chip_of(flat).memory == memory * 2**30
   # The compiler keeps up to 1.5 GiB for itself.
   too_large = jax.ShapeDtypeStruct((devices, 2**36), 'float32',
                                    sharding=mesh_lib.batch_sharding(mesh))
@@ -54,16 +54,16 @@ def test_a_slice_has_the_devices_that_jax_shows_there(name, devices, chips, memo
   assert memory - 1.5 <= available < memory + 1
 
 
-def test_an_axis_may_take_a_part_of_a_ring():
+def test_the_model_axis_joins_neighboring_chips():
   pytest.importorskip('libtpu')
   chips = topology.get('v6e:4x4')
   mesh = mesh_lib.make_mesh(1, 8, 2, devices=chips)
-  for pair in mesh.devices.reshape(8, 2):  # neighbours
+  for pair in mesh.devices.reshape(8, 2):  # neighbors
     (a, b), (c, d) = (chip.coords[:2] for chip in pair)
     assert abs(a - c) + abs(b - d) == 1
 
 
-def test_only_replicas_lie_in_several_slices():
+def test_only_the_replica_axis_spans_slices():
   pytest.importorskip('libtpu')
   chips = topology.get('v5e:2x2', slices=2)
   mesh = mesh_lib.make_mesh(4, -1, 1, devices=chips)
@@ -79,7 +79,7 @@ class Device:
 
 
 class FakeMesh:
-  """Devices by their processes, as [data][model]."""
+  """The process of each device, as [data][model]."""
 
   def __init__(self, processes):
     self.devices = np.array([[[Device(p) for p in row] for row in processes]])
@@ -94,13 +94,13 @@ class FakeMesh:
     ([[0, 1, 2, 3]], 2, mesh_lib.Feed((0,), 1, False)),
     ([[0, 0], [1, 1]], 1, mesh_lib.Feed((1,), 2, True)),
 ])
-def test_what_a_process_feeds(monkeypatch, processes, me, expected):
+def test_a_process_feeds_the_rows_of_its_devices(monkeypatch, processes, me, expected):
   monkeypatch.setattr(jax, 'process_index', lambda: me)
   assert mesh_lib.feed(FakeMesh(processes)) == expected
 
 
-def test_rows_come_to_their_places():
-  """Also where a mesh takes its devices in another order."""
+def test_each_device_gets_its_own_rows():
+  """Even in a mesh that takes its devices in another order."""
   devices = [jax.devices()[i] for i in (2, 0, 3, 1)]
   mesh = jax.sharding.Mesh(np.array(devices).reshape(1, 4, 1), mesh_lib.AXES)
   batch = np.arange(8 * 3).reshape(8, 3)
@@ -116,7 +116,7 @@ def test_cpu_devices_share_the_memory_of_their_container(monkeypatch):
   assert chip_figures.memory_limit(jax.devices()[0]) == 2**30 / jax.device_count()
 
 
-def test_peaks():
+def test_peak_flops_and_bandwidth_of_each_chip():
   class Device:
     def __init__(self, kind, core=0):
       self.device_kind, self.id, self.coords = kind, core, (0, 0, 0)

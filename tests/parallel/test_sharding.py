@@ -1,6 +1,6 @@
-"""The place of every parameter in each preset, and the traffic of its step.
+"""The sharding of every parameter in each preset, and the traffic of its step.
 
-The golden files are written anew by: python -m tests.parallel.test_sharding
+`python -m tests.parallel.test_sharding` rewrites the golden files.
 """
 
 import pathlib
@@ -37,7 +37,7 @@ def dump(preset: str) -> str:
 
 
 @pytest.mark.parametrize('preset', sharding.PRESETS)
-def test_every_parameter_is_where_the_preset_says(preset):
+def test_every_parameter_and_moment_is_sharded_as_in_the_golden_file(preset):
   assert dump(preset) == (GOLDEN / f'{preset}.txt').read_text()
 
 
@@ -53,13 +53,13 @@ def steps():
   return by_preset
 
 
-def test_data_parallel_only_sums_gradients(steps):
+def test_data_parallelism_only_sums_gradients(steps):
   _, sent = steps['dp']
-  # Devices of the model axis hold the same: nothing is sent between them.
+  # Devices along the model axis hold the same values: they send nothing to each other.
   assert set(sent) == {('all-reduce', ('data',))}
 
 
-def test_sharded_parameters_are_gathered_and_moments_never(steps):
+def test_fsdp_gathers_parameters_but_not_moments(steps):
   text, sent = steps['fsdp']
   assert ('all-gather', ('data',)) in sent
   # Only gradients and parameters cross the chips: their bytes, not three times as much.
@@ -74,12 +74,12 @@ def test_logits_are_never_gathered(steps, preset):
   gathered = re.findall(r'= \(?(\w+\[[\d,]*\]).* all-gather', text)
   assert not [shape for shape in gathered
               if re.search(rf'[\[,]{VOCAB}\]', shape) and not shape.endswith(f'[64,{VOCAB}]')]
-  assert re.search(rf'f32\[\d+,{VOCAB // 2}\]', text)  # the logits of each chip: its entries
+  assert re.search(rf'f32\[\d+,{VOCAB // 2}\]', text)  # a chip has the logits of its own entries
 
 
 @pytest.mark.parametrize('preset', sharding.PRESETS)
-def test_no_chip_draws_the_masks_of_all(steps, preset):
-  """Nothing in the program of a device has all rows: masks and dropout are its own share."""
+def test_no_chip_draws_the_masks_of_all_rows(steps, preset):
+  """No array in the program of a device has all rows: a device draws masks for its own rows."""
   text, _ = steps[preset]
   whole = re.findall(rf'= \(?\w+\[{ROWS},[\d,]*\].*', text)
   assert not whole, whole[:5]
