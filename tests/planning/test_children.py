@@ -1,4 +1,4 @@
-"""Processes of a plan: the plan repeats a crashed one, and none stays behind."""
+"""Child processes of a plan: the plan repeats a crashed one, and none outlives the plan."""
 
 import os
 import pathlib
@@ -21,7 +21,7 @@ def _dies(marker, always):
   return 'done'
 
 
-def test_a_compiler_that_crashes_is_tried_again(tmp_path):
+def test_a_crashed_child_runs_once_more(tmp_path):
   assert children.run([(_dies, (str(tmp_path / 'once'), False)), (abs, (-3,))]) == ['done', 3]
   with pytest.raises(Failed, match='crashed twice'):
     children.run([(_dies, (str(tmp_path / 'always'), True))])
@@ -32,7 +32,7 @@ def _mistake(marker):
   raise UserError('a mistake')
 
 
-def test_a_mistake_ends_the_other_processes(tmp_path):
+def test_a_user_error_ends_the_other_children(tmp_path):
   began = time.monotonic()
   with pytest.raises(UserError, match='a mistake'):
     children.run([(_mistake, (str(tmp_path / 'marker'),)), (time.sleep, (60,))])
@@ -54,7 +54,7 @@ def _in_session(leader: int) -> list[int]:
 
 
 def _stop(process: subprocess.Popen, send, number: int, status: int):
-  """Sends a signal to a command: it ends at once with one line and leaves no child."""
+  """Sends a signal to a command, and asserts that it prints one line and leaves no child."""
   began = time.monotonic()
   send(process.pid, number)
   _, err = process.communicate(timeout=60)
@@ -64,7 +64,7 @@ def _stop(process: subprocess.Popen, send, number: int, status: int):
     time.sleep(0.1)
 
 
-# The tracker of resources and two children, which sleep.
+# Starts the resource tracker and two children, which sleep.
 SLEEPS = """
 import time
 from bert_jax.commands import command
@@ -76,7 +76,7 @@ command.run_command(lambda argv: children.run([(time.sleep, (120,))] * 2))
 @pytest.mark.parametrize('send, number, status', [
     (os.kill, signal.SIGTERM, 75), (os.killpg, signal.SIGTERM, 75),
     (os.killpg, signal.SIGINT, 130)])
-def test_no_child_stays(send, number, status):
+def test_a_signal_leaves_no_child(send, number, status):
   process = subprocess.Popen([sys.executable, '-c', SLEEPS], cwd=test_commands.ROOT, text=True,
                              stderr=subprocess.PIPE, start_new_session=True)
   while len(_in_session(process.pid)) < min(os.cpu_count(), 2) + 2:
@@ -92,7 +92,7 @@ def _has_compiler(pid: int) -> bool:
     return False
 
 
-def test_a_plan_that_compiles_ends_with_one_line():
+def test_a_signal_to_a_compiling_plan_prints_one_line():
   """The signal reaches the children too, whose compiler would print a stack trace."""
   pytest.importorskip('libtpu')
   process = subprocess.Popen(**test_commands.command(
@@ -100,5 +100,5 @@ def test_a_plan_that_compiles_ends_with_one_line():
   while not any(map(_has_compiler, set(_in_session(process.pid)) - {process.pid})):
     assert process.poll() is None
     time.sleep(0.2)
-  time.sleep(2)  # it sets its handlers
+  time.sleep(2)  # the compiler sets its signal handlers
   _stop(process, os.killpg, signal.SIGTERM, 75)

@@ -1,4 +1,4 @@
-"""Collectives as the compilers write them; how they grow with the data axis."""
+"""Collectives as the compilers write them, and their growth with the data axis."""
 
 import pathlib
 
@@ -14,11 +14,11 @@ from tests import conftest
 # Instructions of real programs for a mesh of 1 x 4 x 2 devices.
 HLO = (pathlib.Path(__file__).parent / 'collectives.hlo').read_text()
 # Calls that run beside the program on the SparseCore of a tpu7x, as libtpu 0.0.42 and 0.0.50 write
-# them, for 8 devices: in a loop of 6 turns, and with a call inside a call.
+# them, for 8 devices: in a loop of 6 iterations, and with a call inside a call.
 SPARSE_CORE = (pathlib.Path(__file__).parent / 'sparse_core.hlo').read_text()
 
 
-def test_every_form_is_read():
+def test_every_form_of_a_collective_is_read():
   actual = collectives.read(HLO, conftest.sub_mesh(4, 2))
   assert actual == [
       Collective('all-gather', ('data',), 4, 1, 8 * 4 * 4),
@@ -41,7 +41,7 @@ def test_bytes_sent_along_a_ring():
     assert Collective(kind, ('data',), devices, count=1, bytes=1000).sent == sent
 
 
-def test_every_turn_of_a_loop_exchanges():
+def test_every_iteration_of_a_loop_counts():
   mesh = conftest.sub_mesh(4, 1)
   whole, split = mesh_lib.replicated(mesh), mesh_lib.batch_sharding(mesh)
   kernels = jax.ShapeDtypeStruct((5, 64, 64), jnp.float32, sharding=whole)
@@ -56,8 +56,8 @@ def test_every_turn_of_a_loop_exchanges():
 
 
 @pytest.mark.parametrize('preset', ['dp', 'fsdp'])
-def test_weak_scaling_foretells_a_larger_mesh(preset):
-  """The traffic of a product on a larger mesh follows from that on a smaller one."""
+def test_weak_scaling_predicts_the_traffic_of_a_larger_mesh(preset):
+  """The traffic of a product on a larger mesh follows from its traffic on a smaller mesh."""
   def program(devices):
     mesh = conftest.sub_mesh(devices, 1)
     whole, split = mesh_lib.replicated(mesh), mesh_lib.batch_sharding(mesh)

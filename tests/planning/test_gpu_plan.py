@@ -1,4 +1,4 @@
-"""Plans for GPUs that are not in this machine, counted by hand and by the real compiler."""
+"""Plans for GPUs that this machine does not have, by hand and with the real compiler."""
 
 import importlib.util
 import json
@@ -16,13 +16,13 @@ needs_compiler = pytest.mark.skipif(bool(gpu_topology.missing()), reason=gpu_top
 HLO = (pathlib.Path(__file__).parent / 'gpu.hlo').read_text()
 
 
-def test_a_gpus_text_counted_by_hand():
-  """A loop updates a stack in a fusion beside other work; a kernel takes an array three times."""
+def test_traffic_and_flops_of_a_gpu_program_by_hand():
+  """An asynchronous fusion in a loop updates a stack; a kernel gets one array three times."""
   vector, factors = 1024 * 4, (64 * 32 * 2, 32 * 16 * 2)
   update = 6 * (vector + 4 + vector)  # reads the vector and its index, writes the vector
   kernel, product = 2 * factors[0], sum(factors) + 64 * 16 * 4
-  found = traffic.operations(HLO)
-  assert {(x.kind, x.bytes) for x in found} == {
+  operations = traffic.operations(HLO)
+  assert {(x.kind, x.bytes) for x in operations} == {
       ('fusion-start', update), ('custom-call', kernel), ('fusion', product)}
   assert traffic.of_products(HLO) == product
   assert flops.products(HLO) == 2 * 64 * 32 * 16
@@ -33,7 +33,7 @@ def test_a_gpus_text_counted_by_hand():
     ('((bf16[96,768]{1,0}, f32[8,8,2]{2,1,0}), (bf16[768,768]{1,0}, f32[64,8,2]{2,1,0}))',
      768 * 768 * 2 + 64 * 8 * 2 * 4),
     ('((f32[768,2]{1,0}, f32[768,512]{1,0}), (f32[96,2]{1,0}, f32[96,512]{1,0}))', 96 * 514 * 4)])
-def test_the_results_of_exchanges_on_gpus(result, size):
+def test_the_result_size_of_asynchronous_collectives(result, size):
   assert collectives._result_size(result, asynchronous=True) == size
 
 
@@ -41,18 +41,18 @@ def test_the_results_of_exchanges_on_gpus(result, size):
     ('h100:9', 'a host has 1 to 8 cards'), ('gb200:8', 'a host has 1 to 4 cards'),
     ('h100', 'a host has'), ('h100:0', 'a host has'), ('h100:0x8', 'a host has'),
     ('a100:8x', 'a host has'), ('h100:2x9', 'a host has'), ('t4:1', 't4:1 is unknown')])
-def test_names_that_no_host_has(name, message):
+def test_gpu_topologies_that_do_not_exist_are_refused(name, message):
   with pytest.raises(UserError, match=message):
     topology.get(name)
 
 
-def test_without_the_compiler_the_line_says_what_to_install(monkeypatch):
+def test_a_missing_compiler_is_an_error_that_says_what_to_install(monkeypatch):
   monkeypatch.setattr(importlib.util, 'find_spec', lambda _: None)
   with pytest.raises(UserError, match=r"not installed: pip install 'jax\[cuda13\]'.*no GPU is"):
     topology.get('h100:8')
 
 
-def test_figures_of_a_plan(monkeypatch):
+def test_network_and_memory_of_gpus(monkeypatch):
   cards = [types.SimpleNamespace(device_kind='NVIDIA H100 80GB HBM3', platform='gpu', id=i,
                                  process_index=i // 8) for i in range(16)]
   assert chip_figures.network(cards[:8]) == 450e9
@@ -63,7 +63,7 @@ def test_figures_of_a_plan(monkeypatch):
   assert chip_figures.memory_limit(cards[0]) == 72e9
 
 
-def test_the_rule_of_thumb_is_as_measured():
+def test_the_rule_of_thumb_matches_measured_steps():
   """ms of a step on an H200 with layers unrolled: base@128, large@512, and large with cuDNN."""
   h200 = chip_figures.chip_of([types.SimpleNamespace(
       device_kind='NVIDIA H200', platform='gpu', id=0)])

@@ -1,4 +1,4 @@
-"""A run whose step does not fit names its need and the batch that fits."""
+"""A run whose step does not fit names the memory it needs and the batch that fits."""
 
 import os
 import subprocess
@@ -28,17 +28,17 @@ def mesh(monkeypatch):
   return mesh
 
 
-def test_without_phases_it_names_batch_size(monkeypatch, mesh):
+def test_without_phases_the_error_suggests_a_batch_size(monkeypatch, mesh):
   monkeypatch.setattr(out_of_memory.estimate, 'largest_rows', lambda *_: (7, 1))
   config = small_config(**{'model.num_layers': 1, 'phases': (), 'batch_size': 8, 'max_len': 64})
   assert 'According to the compiler batch_size=7 fits; ' in out_of_memory.explain(config)
 
 
-def test_the_need_and_the_batch_that_fits(monkeypatch, mesh):
+def test_the_error_names_the_needed_memory_and_the_batch_that_fits(monkeypatch, mesh):
   config = small_config(**{'model.num_layers': 1, 'model.dtype': 'auto', 'train_steps': 0,
                            'phases': ((10, 32, 12), (10, 64, 8))})
   resolved = small_config(**{'model.num_layers': 1, 'model.dtype': conftest.DTYPE})
-  limit = needs(resolved, 7, mesh)  # so many rows fit exactly
+  limit = needs(resolved, 7, mesh)  # exactly 7 rows fit
   monkeypatch.setattr(chip_figures, 'memory_limit', lambda device: limit)
   line = out_of_memory.explain(config)
   need = needs(resolved, 8, mesh) / 2**30
@@ -47,7 +47,7 @@ def test_the_need_and_the_batch_that_fits(monkeypatch, mesh):
                          '7 rows of 64 fit (give them in phases);')
 
 
-def test_other_errors_are_not_taken_for_it():
+def test_only_errors_of_the_allocator_are_out_of_memory():
   assert out_of_memory.describes(jax.errors.JaxRuntimeError('RESOURCE_EXHAUSTED: Out of memory'))
   assert not out_of_memory.describes(jax.errors.JaxRuntimeError('INTERNAL: x'))
   assert not out_of_memory.describes(OSError('RESOURCE_EXHAUSTED: a quota'))
@@ -55,8 +55,8 @@ def test_other_errors_are_not_taken_for_it():
       jax.errors.JaxRuntimeError('RESOURCE_EXHAUSTED: ENOSPC No space left on device'))
 
 
-# main, when the allocator refuses: on a CPU the kernel would kill the process instead. The search
-# for the largest batch, which the test above makes, is left out.
+# main with an allocator that refuses: on a CPU the kernel would kill the process instead. It skips
+# the search for the largest batch, which a test above covers.
 SCRIPT = """
 import runpy, sys
 import jax
@@ -75,7 +75,7 @@ runpy.run_module('bert_jax.main', run_name='__main__')
 
 
 @pytest.mark.slow
-def test_main_ends_with_the_line():
+def test_main_prints_one_line_if_memory_runs_out():
   done = subprocess.run([sys.executable, '-c', SCRIPT], cwd=ROOT, capture_output=True, text=True,
                         env={**os.environ, 'XLA_FLAGS': conftest.xla_flags(1)})
   assert done.returncode == 1 and len(done.stderr.splitlines()) == 1, done.stderr

@@ -1,4 +1,4 @@
-"""python -m bert_jax.plan, for the devices here and, by the real TPU compiler, for slices."""
+"""`python -m bert_jax.plan` for local devices and, with the real TPU compiler, for slices."""
 
 import dataclasses
 import json
@@ -24,7 +24,7 @@ from tests.planning.test_programs import small_config
 ROOT = pathlib.Path(__file__).parent.parent.parent
 
 
-def test_local(tmp_path, capsys):
+def test_a_plan_for_local_devices(tmp_path, capsys):
   c = small_config(**{'model.num_layers': 2, 'model.dtype': 'auto'})
   planner.plan(c, ['local'], explain=True, out=str(tmp_path / 'planner.json'))
   shown = capsys.readouterr().out
@@ -44,7 +44,7 @@ def test_local(tmp_path, capsys):
 
 
 @pytest.mark.parametrize('most', [0, 7, 8, 100, 4095, 5000])
-def test_largest_batch(monkeypatch, most):
+def test_largest_rows_finds_nearly_the_largest_batch(monkeypatch, most):
   monkeypatch.setattr(estimate, '_needs', lambda config, phase, mesh, rows: (
       1000 + 10 * rows if rows <= most else None))
   rows, memory = estimate.largest_rows(None, None, None)
@@ -76,13 +76,13 @@ def test_a_batch_is_divisible_into_microbatches(monkeypatch):
     ({}, {'out': __file__ + '/x.json'}, '--out=.*x.json cannot be written'),
     # Root may write into any folder but those of the kernel.
     ({}, {'out': '/proc/x.json'}, '^--out=/proc/x.json cannot be written: No such file')])
-def test_a_plan_that_cannot_be_is_refused_before_it_compiles(fields, arguments, message):
+def test_an_impossible_plan_is_refused_before_it_compiles(fields, arguments, message):
   with pytest.raises(UserError, match=message):
     planner.plan(small_config(**fields), **{'topologies': ['local'], **arguments})
 
 
-def test_a_child_takes_no_accelerator(monkeypatch):
-  """A run may hold it, and JAX would wait for it or fail."""
+def test_a_child_process_uses_no_accelerator(monkeypatch):
+  """A run may hold the accelerator, and JAX would wait for it or fail."""
   platforms = []
   monkeypatch.setattr(planner.programs, 'compile_program',
                       lambda *_: platforms.append(jax.config.jax_platforms))
@@ -92,19 +92,19 @@ def test_a_child_takes_no_accelerator(monkeypatch):
 
 
 @pytest.mark.slow
-def test_what_a_batch_needs():
+def test_a_larger_batch_needs_more_memory():
   c, mesh = small_config(**{'model.num_layers': 1}), conftest.sub_mesh(2, 1)
   small, large = (estimate._needs(c, Phase(10, 64, 8), mesh, rows) for rows in (4, 64))
   assert large > 2 * small
 
 
 @pytest.mark.parametrize('name', ['v5e:3x5', 'v9:2x2', 'v5e', 'tpu'])
-def test_unknown_topology(name):
+def test_an_unknown_topology_is_refused(name):
   with pytest.raises(UserError, match=f'--topology={name} is unknown: use v4:2x2x1.*v5e:1x1'):
     planner.plan(small_config(), [name])
 
 
-def test_mistakes_as_a_user_makes_them():
+def test_mistakes_on_the_command_line_are_refused():
   done = test_commands.run('plan', '--config=configs/tiny.py', '--topology=v5e:4')
   test_commands.assert_mistake(done, '--topology=v5e:4 is unknown')
   done = test_commands.run('plan', '--config=configs/tiny.py', '--config.model.num_head=2')
@@ -117,14 +117,14 @@ def test_mistakes_as_a_user_makes_them():
 
 @pytest.fixture
 def tpu():
-  """A function to the devices of a slice; the TPU compiler has to be installed."""
+  """The function that returns the devices of a slice. It needs the TPU compiler."""
   pytest.importorskip('libtpu')
   return topology.get
 
 
 @pytest.mark.slow
-def test_tiny_and_base_compile_for_a_slice(tpu, capsys, tmp_path):
-  """With a mesh that the slice cannot hold, and heads that the model axis does not divide."""
+def test_tiny_compiles_for_a_slice_unless_its_mesh_is_wrong(tpu, capsys, tmp_path):
+  """One mesh does not fit the slice. The model axis of another does not divide the heads."""
   c = config_lib.pretraining('tiny')
   c.update_from_flattened_dict({'train_steps': 100, 'phases': (), 'batch_size': 32, 'max_len': 64,
                                 'model.dtype': 'auto', 'optimizer.warmup_steps': 10})
@@ -153,7 +153,7 @@ def base():
 
 
 @pytest.mark.slow
-def test_a_chip_draws_its_own_share_only(tpu, base):
+def test_a_chip_of_a_slice_holds_only_its_own_rows(tpu, base):
   """Base on 2 x 2 chips: no random number, mask or activation of all 64 rows on any."""
   mesh = mesh_lib.make_mesh(devices=tpu('v5e:2x2'))
   figures = programs.train_step(programs.pretraining(base, Phase(10, 128, 64)), base, mesh)
@@ -164,7 +164,7 @@ def test_a_chip_draws_its_own_share_only(tpu, base):
 
 
 @pytest.mark.slow
-def test_what_does_not_fit_says_by_how_much(tpu, base, capsys):
+def test_a_plan_that_does_not_fit_names_the_missing_memory(tpu, base, capsys):
   base.update_from_flattened_dict({'phases': (), 'train_steps': 10, 'batch_size': 8192,
                                    'max_len': 512, 'model.num_layers': 2,
                                    'optimizer.warmup_steps': 1})
@@ -176,8 +176,8 @@ def test_what_does_not_fit_says_by_how_much(tpu, base, capsys):
 @pytest.mark.slow
 @pytest.mark.parametrize('length, dropout, kernel', [(512, 0.1, 'backward_attention'),
                                                      (1024, 0.0, 'splash')])
-def test_kernel_in_long_rows(tpu, base, length, dropout, kernel):
-  """With it a step saves at least the memory of the attention weights of two layers."""
+def test_a_kernel_saves_the_attention_weights_of_long_rows(tpu, base, length, dropout, kernel):
+  """A step with the kernel saves at least the memory of the attention weights of two layers."""
   mesh = mesh_lib.make_mesh(devices=tpu('v5e:2x2'))
   needed = {}
   for attention in ('auto', 'xla'):
@@ -230,7 +230,7 @@ def test_a_slice_compiles_with_the_flags_of_the_launch_scripts(tpu, chip):
 
 
 @pytest.mark.parametrize('chip', _SLICES)
-def test_flags_that_exclude_each_other_are_not_set_together(chip):
-  """libtpu 0.0.50 refuses every program for these two but on v5e; 0.0.42 takes them."""
+def test_conflicting_flags_are_not_set_together(chip):
+  """libtpu 0.0.50 refuses every program with both flags, except on v5e; 0.0.42 accepts both."""
   _, flags = launch_flags(chip)
   assert not ('fuse_all_gather=true' in flags and 'xla_enable_async_all_gather=true' in flags)

@@ -1,4 +1,4 @@
-"""Programs without data are those of a run; costs follow from one and two layers."""
+"""Programs without data equal the programs of a run; costs follow from one and two layers."""
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +30,7 @@ def small_config(**overrides):
 
 @pytest.mark.parametrize('overrides', [
     {}, {'masking.unit': 'whole_word', 'masking.final_rate': 0.3, 'data.pack': False}])
-def test_shapes_are_those_of_a_run(corpus_file, tmp_path, overrides):
+def test_planned_batches_have_the_shapes_of_a_run(corpus_file, tmp_path, overrides):
   c = conftest.tiny_config(corpus_file, **overrides)
   corpus = dataset.open_corpus(c.data, c.model.vocab_size, tmp_path, 1)
   phases = config_lib.phases_of(c)
@@ -46,7 +46,7 @@ def test_shapes_are_those_of_a_run(corpus_file, tmp_path, overrides):
 
 
 @pytest.mark.slow
-def test_costs_of_all_layers_follow_from_one_and_two():
+def test_costs_of_all_layers_follow_from_one_and_two_layers():
   mesh = conftest.sub_mesh(2, 1)
   c = small_config(**{'model.num_layers': 3, 'model.scan_unroll': 3})
   work = programs.pretraining(c, Phase(10, 64, 8))
@@ -58,7 +58,7 @@ def test_costs_of_all_layers_follow_from_one_and_two():
   sent = sum(x.sent for x in result.collectives)
   parameters = sum(np.prod(x.shape) for x in jax.tree.leaves(
       jax.eval_shape(work.task.init, jax.random.key(0))))
-  # Every gradient, 2 (n - 1) / n of them in float32; the token table's comes in two parts.
+  # Every gradient, 2 (n - 1) / n times in float32. The gradient of the token table has two parts.
   np.testing.assert_allclose(sent, 4 * (parameters + 1024 * 64), rtol=0.001)
   # Forward and backward passes of the products; norms, softmax and dropout come on top.
   model_flops = config_lib.bert_config(c.model).flops_per_token(64, 0.15) * 8 * 64
@@ -78,7 +78,7 @@ def test_every_microbatch_exchanges_its_gradients():
 @pytest.mark.parametrize('message', [
     'Ran out of memory in memory space hbm. Used 20.50G of 15.75G hbm. Exceeded hbm capacity by',
     'the total memory required for HLO temporaries (20.50G) exceeds available HBM (15.75G).'])
-def test_what_does_not_fit_is_told_by_the_compiler(message):
+def test_the_missing_memory_is_read_from_the_compiler_error(message):
   class Lowered:
     def compile(self):
       raise jax.errors.JaxRuntimeError(f'RESOURCE_EXHAUSTED: {message}')
@@ -88,8 +88,8 @@ def test_what_does_not_fit_is_told_by_the_compiler(message):
 
 
 @pytest.mark.parametrize('share', [0.3, 1.2])
-def test_a_count_below_the_models_own_is_noticed(share):
-  """Invented figures of two devices: two layers, one, all, and the evaluation."""
+def test_a_flop_count_below_the_formula_is_reported(share):
+  """Invented figures of two devices, for two layers, one layer, all layers and the evaluation."""
   mesh, c = conftest.sub_mesh(2, 1), small_config()
   work = programs.pretraining(c, Phase(10, 64, 8))
   for_each_token = work.task.flops_per_token(64)
@@ -109,7 +109,7 @@ def test_a_count_below_the_models_own_is_noticed(share):
 
 
 def test_parameters_are_gathered_before_their_products():
-  """A product with weights split over 16 chips; by default the compiler makes a loop of it."""
+  """The weights are split over 16 chips. By default the compiler makes a loop of the product."""
   pytest.importorskip('libtpu')
   mesh = mesh_lib.make_mesh(devices=topology.get('v5e:4x4'))
   split = mesh_lib.batch_sharding(mesh)

@@ -14,8 +14,8 @@ HLO = (pathlib.Path(__file__).parent / 'traffic.hlo').read_text()
 _ARRAY = 8 * 128 * 4  # bytes
 
 
-def test_counted_by_hand():
-  """24 turns of a loop, slices of a stack, updates in place, the memory of the core."""
+def test_traffic_of_a_tpu_program_by_hand():
+  """24 iterations of a loop, slices of a stack, updates in place, the memory of the core."""
   indices = 24 * 4
   assert traffic.operations(HLO) == [
       # Reads one of 24 slices of the stack; the other goes to the memory of the core.
@@ -49,7 +49,7 @@ def test_a_product_reads_both_matrices_and_writes_one():
   assert compiled(jnp.matmul, (64, 32), (32, 16)) == 4 * (64 * 32 + 32 * 16 + 64 * 16)
 
 
-def test_each_turn_of_a_loop_counts():
+def test_every_iteration_of_a_loop_counts():
   """A scan over the layers of a stack: twice the layers move twice the memory."""
   def layers(weights, x):
     return jax.lax.scan(lambda x, kernel: (jnp.tanh(x @ kernel), None), x, weights)[0]
