@@ -27,7 +27,7 @@ def warnings(watch, metrics, waited=(0.0,)):
   return list(watch.line(metrics, waited))
 
 
-def test_a_spike_is_told_once():
+def test_a_spike_of_the_loss_gives_one_warning():
   watch = health_lib.Health(3000)
   noise = [0.1, -0.1, 0.05, -0.05]
   for i in range(40):
@@ -38,13 +38,13 @@ def test_a_spike_is_told_once():
   assert not warnings(watch, line(9.5)) and not warnings(watch, line(math.nan))
 
 
-def test_no_spike_of_a_few_lines():
+def test_a_spike_in_the_first_lines_gives_no_warning():
   watch = health_lib.Health(3000)
   for loss in (5, 5, 5, 9, 5, 5, 5, 5, 5):
     assert not warnings(watch, line(loss))
 
 
-def test_skipped_steps_are_told_once_and_end_the_run_five_in_a_row():
+def test_skipped_steps_give_one_warning_and_five_in_a_row_end_the_run():
   watch = health_lib.Health(3000)
   (warning,) = warnings(watch, line(5.0, 2))
   assert warning.startswith('2 steps had a loss or gradient that is not finite')
@@ -57,7 +57,7 @@ def test_skipped_steps_are_told_once_and_end_the_run_five_in_a_row():
   watch.steps(1, [True] * 4 + [False] + [True] * 4, str)
 
 
-def test_who_waits_for_rows(settled):
+def test_a_device_that_waits_for_rows_gives_one_warning(settled):
   assert not warnings(settled, line(5.0), [0.04])
   (warning,) = warnings(settled, line(5.0), [0.5])
   assert 'the device waited 50% of the time for rows: more data.loader_workers' in warning
@@ -71,7 +71,7 @@ def test_a_slow_host_is_named(settled):
   assert 'the device waited 40%' in warning
 
 
-def test_nobody_waits_at_the_start():
+def test_a_wait_at_the_start_gives_no_warning():
   assert not warnings(health_lib.Health(3000), line(5.0), [0.9])
 
 
@@ -79,7 +79,7 @@ def scores(mlm, accuracy, name='nsp'):
   return {'mlm_loss': mlm, f'{name}_accuracy': accuracy, 'unigram_entropy': 7.0}
 
 
-def test_objectives_that_do_not_learn():
+def test_an_objective_that_does_not_learn_gives_one_warning():
   def messages(step, values, steps=3000):
     return list(health_lib.Health(steps).evaluation(step, values))
 
@@ -95,7 +95,7 @@ def test_objectives_that_do_not_learn():
   assert [len(list(watch.evaluation(step, scores(7, 0.5)))) for step in (1000, 2000)] == [1, 0]
 
 
-def test_an_evaluation_of_nothing_is_told_once():
+def test_an_evaluation_without_positions_gives_one_warning():
   watch = health_lib.Health(3000)
   empty = {'mlm_loss': 5.0, 'nsp_loss': None, 'nsp_accuracy': None, 'unigram_entropy': 7.0}
   (warning,) = watch.evaluation(1000, empty)
@@ -106,7 +106,7 @@ def test_an_evaluation_of_nothing_is_told_once():
 
 
 @pytest.mark.slow
-def test_a_run_that_explodes_is_given_up(tmp_path, corpus_file):
+def test_a_run_that_diverges_stops(tmp_path, corpus_file):
   config = conftest.tiny_config(corpus_file, **{
       'optimizer.learning_rate': 1e30, 'optimizer.warmup_steps': 0, 'train_steps': 40,
       'eval_every': 40, 'checkpoint_every': 40, 'log_every': 3, 'log_batch_digest': True})
@@ -118,7 +118,7 @@ def test_a_run_that_explodes_is_given_up(tmp_path, corpus_file):
   digests = [d for x in training for d in x['batch_digests']]
   step, digest = str(error.value).split('last of them step ')[1].split(')')[0].split(' (rows ')
   assert digests[int(step) - 1] == digest
-  # The lines say how many steps changed nothing; one of only such steps has no loss.
+  # The lines count the skipped steps. A line with only skipped steps has no loss.
   assert [(x['step'], x['skipped_steps'], x['loss'] is None) for x in training] == [
       (3, 2, False), (6, 3, True)]
   assert [x['step'] for x in lines if 'warning' in x] == [3]

@@ -1,4 +1,4 @@
-"""Lines of metrics with a clock that is given: tokens per second, MFU, waits for rows."""
+"""Metric lines with a fake clock: tokens per second, MFU, waits for rows."""
 
 import functools
 import threading
@@ -22,7 +22,7 @@ from bert_jax.training import state as state_lib
 from bert_jax.training.state import TrainState
 from tests import conftest
 
-_TOKENS = 50  # of step 1, one more in each that follows
+_TOKENS = 50  # in step 1; each later step has one more
 _LINES = metric_lines.MetricLines
 
 
@@ -39,12 +39,12 @@ class Clock:
 
 
 class Task:
-  """Steps of growing numbers of tokens; an evaluation takes 1,000 seconds."""
+  """Each step has more tokens than the last; an evaluation takes 1,000 seconds."""
 
   loss_weights = {'a_loss': 1.0}
   frozen = {}
   has_held_out = True
-  longer_from = 1000  # the number of steps after which a row has two tokens
+  longer_from = 1000  # after this many steps, a row has two tokens
 
   def __init__(self, clock):
     self._clock = clock
@@ -109,13 +109,13 @@ def written(tmp_path, monkeypatch, steps, log_every, checkpoint_every, eval_ever
 @pytest.mark.parametrize('steps, log_every, checkpoint_every, eval_every, ends', [
     (6, 1, 100, 100, [1, 2, 3, 4, 5, 6]),
     (6, 2, 100, 100, [2, 4, 6]),
-    (10, 10, 10, 10, [10]),  # once it had twice its speed
+    (10, 10, 10, 10, [10]),  # a former bug doubled the speed here
     (9, 3, 4, 100, [3, 4, 6, 8, 9]),  # checkpoints within lines of three
-    (9, 3, 100, 4, [3, 4, 6, 8, 9]),  # evaluations within them
+    (9, 3, 100, 4, [3, 4, 6, 8, 9]),  # evaluations within lines of three
     (8, 4, 4, 4, [4, 8]),
     (7, 5, 3, 2, [2, 3, 4, 5, 6, 7])])
-def test_a_line_has_the_time_of_its_own_steps(tmp_path, monkeypatch, steps, log_every,
-                                              checkpoint_every, eval_every, ends):
+def test_a_line_measures_the_time_of_its_own_steps(tmp_path, monkeypatch, steps, log_every,
+                                                   checkpoint_every, eval_every, ends):
   lines = written(tmp_path, monkeypatch, steps, log_every, checkpoint_every, eval_every)
   assert [line['step'] for line in lines] == ends
   begin = 1  # the first step compiles and counts in no line
@@ -131,14 +131,14 @@ def test_a_line_has_the_time_of_its_own_steps(tmp_path, monkeypatch, steps, log_
     assert line['data_wait'] == 0
 
 
-def test_the_first_step_of_a_longer_phase_compiles_too(tmp_path, monkeypatch):
+def test_the_first_step_of_a_longer_phase_is_not_timed(tmp_path, monkeypatch):
   monkeypatch.setattr(Task, 'longer_from', 3)  # the fourth step
   lines = written(tmp_path, monkeypatch, 6, 2, 100, 100)
   speeds = [(_TOKENS + 1) / 2, None, (2 * _TOKENS + 4 + 5) / (16 + 32)]
   assert [line['tokens_per_second'] for line in lines] == speeds
 
 
-def test_the_best_by_a_score_of_nothing_is_refused(tmp_path, monkeypatch):
+def test_keep_best_by_a_score_without_positions_is_an_error(tmp_path, monkeypatch):
   monkeypatch.setattr(Task, 'evaluate', lambda *_: {'a_loss': None})
   with pytest.raises(UserError, match='keep_best=a_loss: no position of the evaluation counts'):
     written(tmp_path, monkeypatch, 4, 2, 100, 2, keep_best='a_loss')
@@ -146,7 +146,7 @@ def test_the_best_by_a_score_of_nothing_is_refused(tmp_path, monkeypatch):
   assert '"step": 2, "loss": 1.0' in lines and 'eval_' not in lines
 
 
-def test_a_step_of_nothing_has_no_loss(tmp_path, monkeypatch):
+def test_a_step_without_positions_has_no_loss(tmp_path, monkeypatch):
   nothing = (jnp.float32(0), jnp.float32(0))
   monkeypatch.setattr(Task, 'loss_weights', {'a_loss': 1.0, 'b_loss': 1.0})
   for a, expected in ((jnp.float32(1), 1.0), (jnp.float32(0), None)):
@@ -172,7 +172,7 @@ def test_a_cpu_writes_a_line_before_its_next_step(tmp_path, monkeypatch, platfor
   assert logged == [(2, 2 + ahead), (4, 4 + ahead), (6, 6)]
 
 
-def test_a_run_that_goes_on_leaves_its_own_first_step_out(tmp_path, monkeypatch):
+def test_a_resumed_run_does_not_time_its_first_step(tmp_path, monkeypatch):
   lines = written(tmp_path, monkeypatch, 8, 2, 100, 100, first=4)
   assert [line['step'] for line in lines] == [6, 8]
   speeds = [(_TOKENS + 5) / 2.0**5, (2 * _TOKENS + 13) / (2.0**6 + 2.0**7)]
@@ -180,7 +180,7 @@ def test_a_run_that_goes_on_leaves_its_own_first_step_out(tmp_path, monkeypatch)
 
 
 class Later:
-  """A result that a device computes until the test ends the computation."""
+  """A result that is not ready until the test sets `done`."""
 
   def __init__(self, value):
     self._value, self.done = value, threading.Event()
@@ -196,7 +196,7 @@ class Later:
     return float(self.block_until_ready()._value)
 
 
-def test_a_device_that_runs_behind_ends_a_line_when_it_is_ready(monkeypatch):
+def test_the_time_of_a_line_ends_when_the_device_is_ready(monkeypatch):
   """The line comes after the next rows; the wait for them counts in the next line."""
   clock, written_lines = Clock(), []
   monkeypatch.setattr(jax, 'device_get', lambda tree: jax.tree.map(float, tree))
@@ -216,7 +216,7 @@ def test_a_device_that_runs_behind_ends_a_line_when_it_is_ready(monkeypatch):
     for x in jax.tree.leaves(result):
       x.done.set()
     assert clock.asked.wait(10) and lines.is_idle()
-    lines._line.waited = 7.0  # for the rows of the step after it
+    lines._line.waited = 7.0  # for the rows of the next step
     clock.now += 15
     written_lines.append(lines.fetch().values(
         loss_weights={'a_loss': 1.0}, learning_rate=0.5, flops=1.0, peak_flops=None))

@@ -15,7 +15,7 @@ from bert_jax.reporting import metrics_log
 from bert_jax.runtime import console
 
 
-def test_metrics_are_cut_back_and_a_half_written_line_goes(tmp_path):
+def test_truncation_removes_later_lines_and_a_half_written_one(tmp_path):
   path = epath.Path(tmp_path / 'metrics.jsonl')
   lines = [{'step': s, 'loss': 1.0} for s in (10, 20, 30)]
   path.write_text(''.join(json.dumps(x) + '\n' for x in lines) + '{"step": 40, "lo')
@@ -25,7 +25,7 @@ def test_metrics_are_cut_back_and_a_half_written_line_goes(tmp_path):
   assert not (tmp_path / 'none.jsonl').exists()
 
 
-def test_what_is_not_finite_is_null_in_json(tmp_path, capsys):
+def test_values_that_are_not_finite_are_null_in_json(tmp_path, capsys):
   r = metrics_log.MetricsLog(epath.Path(tmp_path), first_step=0, last_step=10)
   r.train(5, {'loss': float('nan'), 'mlm_loss': 2.0, 'tokens_per_second': None})
   r.evaluation(5, {'mlm_loss': 3.0, 'nsp_loss': None, 'unigram_entropy': 4.0})
@@ -58,7 +58,7 @@ def test_durations(seconds, text):
   assert console.duration(seconds) == text
 
 
-def test_the_bar_says_the_time_left_in_days():
+def test_the_progress_bar_shows_the_time_left_in_days():
   bar = metrics_log._Bar(total=100_000, initial=10_000, file=io.StringIO(),
                     bar_format='{n_fmt}/{total_fmt} [{left} left]')
   bar.n = 10_001
@@ -67,7 +67,7 @@ def test_the_bar_says_the_time_left_in_days():
   bar.close()
 
 
-def test_the_time_left_forgets_the_compilation(tmp_path, monkeypatch, capsys):
+def test_later_estimates_of_the_time_left_exclude_the_compilation(tmp_path, monkeypatch, capsys):
   now = [0.0]
   monkeypatch.setattr(metrics_log.time, 'monotonic', lambda: now[0])
   log = metrics_log.MetricsLog(epath.Path(tmp_path), first_step=100, last_step=200)
@@ -104,8 +104,8 @@ def test_ctrl_c_waits_for_the_trackers(tmp_path):
   assert tracker.logged == [(5, {'train/loss': 1.0, 'train/tokens_per_second': 1.0}), 'finished']
 
 
-def test_a_kill_takes_no_line_from_a_pipe(tmp_path, monkeypatch):
-  """A file or a pipe gets whole blocks, unless it is flushed."""
+def test_every_line_to_a_pipe_is_flushed(tmp_path, monkeypatch):
+  """Without a flush, Python writes whole blocks to a pipe, and a kill would lose lines."""
   pipe = io.BytesIO()
   monkeypatch.setattr(sys, 'stdout', io.TextIOWrapper(pipe))
   log = metrics_log.MetricsLog(epath.Path(tmp_path), first_step=0, last_step=10)
@@ -115,16 +115,16 @@ def test_a_kill_takes_no_line_from_a_pipe(tmp_path, monkeypatch):
   assert pipe.getvalue().endswith(b'step 6  warning: it rises\n')
 
 
-def test_a_kill_after_the_last_evaluation_takes_no_curve(tmp_path):
+def test_the_last_evaluation_draws_the_curves_at_once(tmp_path):
   log = metrics_log.MetricsLog(epath.Path(tmp_path), first_step=0, last_step=10)
   log.evaluation(5, {'loss': 1.0})
-  assert not (tmp_path / 'curves.png').exists()  # it takes a second
+  assert not (tmp_path / 'curves.png').exists()  # drawing takes a second
   log.evaluation(10, {'loss': 1.0})
   assert (tmp_path / 'curves.png').exists()
 
 
-def test_an_evaluation_counts_once_every_tracker_has_it(tmp_path):
-  """A run that goes on makes up an evaluation that metrics.jsonl lacks."""
+def test_an_evaluation_is_complete_only_after_every_tracker_has_it(tmp_path):
+  """A resumed run repeats an evaluation that metrics.jsonl lacks."""
   seen = []
   tracker = types.SimpleNamespace(log=lambda row: seen.append(
       metrics_log.is_evaluated(epath.Path(tmp_path), row.step)))

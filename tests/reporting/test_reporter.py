@@ -1,4 +1,4 @@
-"""What a run says, through the object that the loop calls at each turn."""
+"""The reports of a run, through the object that the training loop calls in each step."""
 
 import json
 
@@ -74,7 +74,7 @@ def test_an_evaluation_comes_before_its_warning(tmp_path):
 
 
 @pytest.mark.parametrize('logs', [True, False])
-def test_digests_are_those_of_the_rows(tmp_path, logs):
+def test_errors_and_lines_have_the_digests_of_the_rows(tmp_path, logs):
   """The fifth skipped step in a row names its rows, whether digests are logged or not."""
   digests = [f'{batch_digests.batch_digest(Halves().rows(i)):016x}' for i in range(5)]
   reporter = make_reporter(tmp_path, log_batch_digest=logs)
@@ -85,7 +85,7 @@ def test_digests_are_those_of_the_rows(tmp_path, logs):
   assert lines(tmp_path)[0].get('batch_digests') == (digests if logs else None)
 
 
-def test_another_process_writes_nothing(tmp_path, monkeypatch):
+def test_processes_other_than_the_first_write_nothing(tmp_path, monkeypatch):
   mesh_lib.feed(conftest.sub_mesh(1, 1))  # cached: other tests need the real process index
   monkeypatch.setattr(jax, 'process_index', lambda *_: 1)
   reporter = make_reporter(tmp_path)

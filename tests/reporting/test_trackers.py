@@ -1,4 +1,4 @@
-"""Trackers: one record over kills, read back from TensorBoard's files and W&B's, and mistakes."""
+"""Trackers: records in the files of TensorBoard and W&B survive kills; mistakes are errors."""
 
 import contextlib
 import functools
@@ -37,7 +37,7 @@ def offline(monkeypatch):
 
 def records(workdir) -> list:
   """The records of W&B's files, the oldest run first."""
-  wandb.teardown()  # its process writes the files to the end
+  wandb.teardown()  # its process finishes the files
   result = []
   for path in sorted(workdir.glob('wandb/offline-run-*/run-*.wandb')):
     store = datastore.DataStore()
@@ -49,7 +49,7 @@ def records(workdir) -> list:
 
 
 def history(workdir) -> list[dict]:
-  """The logged values, without W&B's own."""
+  """The logged values, without the values that W&B adds."""
   rows = []
   for record in records(workdir):
     if record.WhichOneof('record_type') == 'history':
@@ -78,7 +78,7 @@ def write(workdir, first_step, train, evaluated, names=('tensorboard', 'wandb'),
   return log
 
 
-def test_a_run_that_goes_on_continues_its_record(tmp_path):
+def test_a_resumed_run_continues_its_record(tmp_path):
   workdir = tmp_path / 'run'
   write(workdir, 0, (2, 4, 6), (4,)).close()
   write(workdir, 4, (6, 8), (6, 8)).close()  # from the checkpoint of step 4
@@ -107,7 +107,7 @@ def test_a_run_that_goes_on_continues_its_record(tmp_path):
 
 
 def events(path) -> list:
-  """The events of a file of TensorBoard's: (length, checksum, event, checksum) again and again."""
+  """The events of a TensorBoard file, a sequence of (length, checksum, event, checksum)."""
   content, start, result = path.read_bytes(), 0, []
   while start < len(content):
     length = struct.unpack_from('<Q', content, start)[0]
@@ -131,7 +131,7 @@ def tensorboard(workdir) -> tuple[list[tuple[int, str, float]], list[str]]:
   return kept, texts
 
 
-def test_tensorboard_drops_the_steps_that_are_made_again(tmp_path):
+def test_tensorboard_shows_repeated_steps_once(tmp_path):
   workdir = tmp_path / 'run'
   write(workdir, 0, (2, 4, 6), (), ['tensorboard']).close()
   write(workdir, 4, (6, 8), (), ['tensorboard']).close()  # in the same second
@@ -140,7 +140,7 @@ def test_tensorboard_drops_the_steps_that_are_made_again(tmp_path):
   assert len(texts) == 2 and '"learning_rate": 0.5' in texts[0]
 
 
-# It imports little. W&B's files take whole blocks of 32 KiB: short rows do not reach them.
+# It imports little. W&B writes whole blocks of 32 KiB, so short rows do not reach its file.
 KILLED = """
 import json, os, sys
 from etils import epath
@@ -174,7 +174,7 @@ def kill(workdir, first_step=0, more=0):
 
 @pytest.fixture(scope='module')
 def killed(tmp_path_factory):
-  """Two workdirs: of a process that wrote a block of W&B's file, and of one that wrote none."""
+  """Two workdirs of killed processes: the first wrote no block of W&B's file, the second did."""
   with pytest.MonkeyPatch.context() as patch:
     patch.setenv('WANDB_MODE', 'offline')
     folder = tmp_path_factory.mktemp('killed')
@@ -191,7 +191,7 @@ ALL_ROWS = sorted([('train', step) for step in range(1, 41)] + [('eval', 20), ('
 
 
 @pytest.mark.parametrize('more, checkpoint', [(0, 30), (40, 30), (40, 5), (40, 40)])
-def test_a_kill_takes_no_step_from_a_record(tmp_path, killed, more, checkpoint):
+def test_no_step_is_lost_after_a_kill(tmp_path, killed, more, checkpoint):
   workdir = shutil.copytree(killed[more], tmp_path / 'run')
   survived = kinds_and_steps(workdir)
   assert (0 < len(survived) < 40) if more else not survived
@@ -204,14 +204,14 @@ def test_a_kill_takes_no_step_from_a_record(tmp_path, killed, more, checkpoint):
   assert losses == {step: 1 / step for step in range(1, 41)}
 
 
-def test_a_kill_after_a_kill_takes_none_either(tmp_path, killed):
+def test_no_step_is_lost_after_two_kills(tmp_path, killed):
   workdir = shutil.copytree(killed[40], tmp_path / 'run')
-  kill(workdir, first_step=10)  # before it has written a block
+  kill(workdir, first_step=10)  # killed before it writes a block
   write(workdir, 39, (40,), (40,)).close()
   assert kinds_and_steps(workdir) == ALL_ROWS
 
 
-def test_a_finished_run_gives_a_record_what_it_lacks(tmp_path, killed):
+def test_a_finished_run_completes_its_record(tmp_path, killed):
   """A kill may come after the last step, before W&B has written its files."""
   workdir = shutil.copytree(killed[0], tmp_path / 'run')
   names = ('tensorboard', 'wandb')
@@ -223,7 +223,7 @@ def test_a_finished_run_gives_a_record_what_it_lacks(tmp_path, killed):
 
 
 def test_uploaded_files_may_be_deleted(tmp_path):
-  """`wandb sync --clean` deletes them: what they had is not sent again."""
+  """`wandb sync --clean` deletes them. The run does not send their rows again."""
   workdir = tmp_path / 'run'
   write(workdir, 0, (2, 4, 6), (4,)).close()
   wandb.teardown()
@@ -236,8 +236,8 @@ def test_uploaded_files_may_be_deleted(tmp_path):
 @pytest.mark.parametrize('server, sent', [
     (None, [('train', 2), ('train', 4), ('eval', 4)]), (2, [('train', 4), ('eval', 4)]),
     (4, [('eval', 4)])])
-def test_a_server_says_what_it_has(tmp_path, monkeypatch, server, sent):
-  """Of the row of an evaluation it does not say whether it has it."""
+def test_only_rows_that_the_server_may_lack_are_sent(tmp_path, monkeypatch, server, sent):
+  """The server reports its last step, but not whether it has the evaluation of that step."""
   logged = []
   online = types.SimpleNamespace(
       offline=False, disabled=False, url='https://w/run', define_metric=lambda *_, **__: None,
@@ -252,7 +252,7 @@ def test_a_server_says_what_it_has(tmp_path, monkeypatch, server, sent):
 
 
 @pytest.mark.slow
-def test_a_run_gives_config_and_commit(corpus_file, tmp_path):
+def test_a_run_records_its_config_and_commit(corpus_file, tmp_path):
   c = conftest.tiny_config(corpus_file, train_steps=2, trackers=('wandb',), **{
       'optimizer.warmup_steps': 1})
   run.run(c, str(tmp_path / 'run'))
@@ -266,12 +266,12 @@ def test_a_run_gives_config_and_commit(corpus_file, tmp_path):
   assert config['commit'].removesuffix('-dirty') == done.stdout.strip()
 
 
-def test_an_unknown_name_is_a_mistake():
+def test_an_unknown_tracker_is_refused():
   with pytest.raises(UserError, match="trackers='wandbb' is unknown: use tensorboard, wandb"):
     trackers.check(('wandbb',), given=True)
 
 
-def test_a_tracker_that_is_not_installed(corpus_file, tmp_path, monkeypatch, capsys):
+def test_only_the_default_tracker_may_be_missing(corpus_file, tmp_path, monkeypatch, capsys):
   find = importlib.util.find_spec
   monkeypatch.setattr(importlib.util, 'find_spec', lambda name: (
       None if name in ('wandb', 'tensorboardX') else find(name)))
@@ -296,8 +296,8 @@ command.run_command(lambda _: trackers.start(('wandb',), {}, '', epath.Path('.')
 """
 
 
-def test_without_a_login_one_line_says_so(tmp_path):
-  """In a terminal, where W&B would ask."""
+def test_a_missing_wandb_login_is_an_error_of_one_line(tmp_path):
+  """Even in a terminal, where W&B would prompt for a key."""
   env = {k: v for k, v in os.environ.items() if not k.startswith('WANDB')}
   env |= {'HOME': str(tmp_path), 'PYTHONPATH': os.getcwd()}
   terminal, other_end = pty.openpty()
@@ -312,7 +312,7 @@ def test_without_a_login_one_line_says_so(tmp_path):
 
 
 def set_variables(monkeypatch, variables):
-  """In this process, for a W&B that starts anew."""
+  """Sets W&B's variables in this process, where W&B then starts again."""
   wandb.teardown()
   for name in [name for name in os.environ if name.startswith('WANDB_')]:
     monkeypatch.delenv(name)
@@ -324,7 +324,7 @@ def set_variables(monkeypatch, variables):
     ({'WANDB_API_KEY': 'short'}, 'WANDB_API_KEY invalid: API key must have 40+ characters, has 5'),
     ({'WANDB_MODE': 'offlin'}, "Input should be 'online', 'offline', 'shared', 'disabled', "),
     ({'WANDB_RUN_ID': 'a/b', 'WANDB_MODE': 'offline'}, 'Run ID cannot contain the characters')])
-def test_a_wrong_variable(tmp_path, monkeypatch, variables, told):
+def test_wrong_variables_of_wandb_are_refused(tmp_path, monkeypatch, variables, told):
   monkeypatch.setattr(trackers, '_check_server', lambda url: None)
   set_variables(monkeypatch, variables)
   with pytest.raises(UserError) as error:
@@ -337,8 +337,8 @@ def test_a_wrong_variable(tmp_path, monkeypatch, variables, told):
   tracker.finish(epath.Path(tmp_path), ())
 
 
-def test_a_server_out_of_reach(tmp_path, monkeypatch):
-  """W&B itself would try for half an hour, without a line."""
+def test_an_unreachable_server_is_an_error(tmp_path, monkeypatch):
+  """W&B itself would retry for half an hour and print nothing."""
   with contextlib.closing(socket.socket()) as free:
     free.bind(('127.0.0.1', 0))
     url = f'http://127.0.0.1:{free.getsockname()[1]}'
@@ -353,9 +353,9 @@ def test_wandb_prints_one_line(tmp_path, monkeypatch, capfd):
   set_variables(monkeypatch, {'WANDB_MODE': 'offline'})
   write(tmp_path / 'run', 0, (2, 4), (4,), ['wandb']).close()
   wandb.teardown()
-  told = capfd.readouterr()
+  captured = capfd.readouterr()
   folder = tmp_path / 'run/wandb/offline-run-*'
-  assert told.out.splitlines()[0] == (
+  assert captured.out.splitlines()[0] == (
       f'  wandb           offline: `wandb sync --append {folder}` uploads it')
-  assert all(line.startswith('step ') for line in told.out.splitlines()[1:])
-  assert 'wandb' not in told.err and len(list(folder.parent.glob(folder.name))) == 1
+  assert all(line.startswith('step ') for line in captured.out.splitlines()[1:])
+  assert 'wandb' not in captured.err and len(list(folder.parent.glob(folder.name))) == 1
