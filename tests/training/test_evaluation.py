@@ -27,14 +27,14 @@ def evaluate(events, stops=False):
       reporter=types.SimpleNamespace(evaluation=event('report')))
 
 
-def test_the_best_is_kept_before_the_report_says_that_it_was_evaluated():
+def test_the_best_checkpoint_is_saved_before_the_evaluation_is_reported():
   events = []
   assert evaluate(events)
   assert events == [('offer', 'params', 7, {'loss': 14.0}, 'rows of 7'),
                     ('report', 7, {'loss': 14.0})]
 
 
-def test_an_interrupted_evaluation_leaves_nothing():
+def test_an_interrupted_evaluation_saves_and_reports_nothing():
   events = []
   assert not evaluate(events, stops=True)
   assert not events

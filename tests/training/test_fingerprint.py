@@ -11,7 +11,7 @@ from tests import conftest
 
 
 def by_hand(x: np.ndarray) -> str:
-  """The same in Python's integers, of words that numpy cuts."""
+  """The fingerprint in Python's integers, from words of a NumPy view."""
   total, mask = 0, 0xFFFFFFFF
   for i, word in enumerate(x.view(f'uint{8 * x.dtype.itemsize}').ravel().tolist()):
     h = word ^ (i * 0x9E3779B1 & mask)
@@ -23,12 +23,12 @@ def by_hand(x: np.ndarray) -> str:
 
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16', 'int32'])
 @pytest.mark.parametrize('shape', [(), (5,), (3, 4), (2, 3, 8)])
-def test_by_hand(dtype, shape):
+def test_a_fingerprint_by_hand(dtype, shape):
   x = jnp.asarray(np.random.default_rng(0).normal(0, 100, shape), dtype)
   assert fingerprint.of({'a': [x]}) == {'a/0': by_hand(np.asarray(x))}
 
 
-def test_the_same_on_every_mesh():
+def test_a_fingerprint_is_the_same_on_every_mesh():
   x = np.random.default_rng(0).normal(size=(16, 8, 24)).astype(np.float32)
   expected = fingerprint.of({'x': x})
   for shape in ((8, 1), (2, 4), (1, 8), (1, 1)):
@@ -39,7 +39,7 @@ def test_the_same_on_every_mesh():
       assert fingerprint.of({'x': placed}) == expected
 
 
-def test_every_flipped_bit_shows():
+def test_every_flipped_bit_changes_the_fingerprint():
   x = np.random.default_rng(0).normal(size=(7, 9)).astype(np.float32)
   expected, seen = fingerprint.of({'x': x}), set()
   for element in range(x.size):
@@ -50,7 +50,7 @@ def test_every_flipped_bit_shows():
   assert len(seen) == 3 * 32 + 60 and expected['x'] not in seen
 
 
-def test_what_moved_shows():
+def test_moved_values_change_the_fingerprint():
   x = np.zeros((4, 64), np.float32)
   x[0, 0], x[1, 0] = 1, 2
   moved = x.copy()

@@ -1,4 +1,4 @@
-"""Checkpoints that prove themselves: a run names damaged ones, sets them aside, skips them."""
+"""Checkpoints are verified: a run names damaged ones, sets them aside and skips them."""
 
 import errno
 import json
@@ -59,7 +59,7 @@ def flip(path, where: float = 0.5, bit: int = 0):
   path.write_bytes(content)
 
 
-def test_sound(workdir):
+def test_a_sound_checkpoint_is_restored(workdir):
   state, step = restore(workdir)
   assert step == 6
   jax.tree.map(np.testing.assert_array_equal, state, state_of(6))
@@ -82,21 +82,21 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize('kind', DAMAGE)
-def test_the_newest_sound_one_is_used(workdir, kind, capsys):
+def test_the_newest_sound_checkpoint_is_restored(workdir, kind, capsys):
   damage, reason = DAMAGE[kind]
   damage(workdir / 'checkpoints')
   state, step = restore(workdir)
   assert step == 4
   jax.tree.map(np.testing.assert_array_equal, state, state_of(4))
-  told = ' '.join(capsys.readouterr().out.split())
-  assert f'damaged {workdir}/checkpoints/6: ' in told
-  assert f'it is in {workdir}/damaged/checkpoints-6 now' in told
-  assert any(word in told for word in reason.split('|'))
+  output = ' '.join(capsys.readouterr().out.split())
+  assert f'damaged {workdir}/checkpoints/6: ' in output
+  assert f'it is in {workdir}/damaged/checkpoints-6 now' in output
+  assert any(word in output for word in reason.split('|'))
   assert sorted(p.name for p in (workdir / 'checkpoints').iterdir()) == ['2', '4']
   assert (workdir / 'damaged/checkpoints-6').is_dir()
 
 
-def test_none_is_sound(workdir):
+def test_a_workdir_without_a_sound_checkpoint_is_refused(workdir):
   for step in (2, 4, 6):
     flip(data_file(workdir / f'checkpoints/{step}'))
   with pytest.raises(UserError, match='no checkpoint of .* is sound, all are in .*/damaged'):
@@ -104,7 +104,7 @@ def test_none_is_sound(workdir):
   assert len(list((workdir / 'damaged').iterdir())) == 3
 
 
-def test_a_second_one_of_the_same_step_is_set_aside_beside_the_first(workdir):
+def test_two_damaged_checkpoints_of_one_step_are_both_set_aside(workdir):
   for name in ('checkpoints-6', 'checkpoints-6-2'):
     flip(data_file(workdir / 'checkpoints/6'))
     assert restore(workdir)[1] == 4
@@ -114,7 +114,7 @@ def test_a_second_one_of_the_same_step_is_set_aside_beside_the_first(workdir):
     again.close()
 
 
-def test_another_model_is_a_mistake_and_no_damage(workdir):
+def test_a_checkpoint_of_another_model_is_refused_but_not_set_aside(workdir):
   saved = checkpoint.Checkpoints(epath.Path(workdir), 3)
   with pytest.raises(UserError, match=r'checkpoints/6 does not fit this config: params/layer/bias '
                                       r"is \['float32', \[64\]\] in the checkpoint, and .* \[32"):
@@ -124,7 +124,7 @@ def test_another_model_is_a_mistake_and_no_damage(workdir):
 
 
 @pytest.mark.parametrize('error', [PermissionError(13, 'no'), OSError(errno.ESTALE, 'stale')])
-def test_a_description_out_of_reach_is_no_damage(tmp_path, monkeypatch, error):
+def test_an_unreachable_description_is_not_damage(tmp_path, monkeypatch, error):
   (tmp_path / '4').mkdir()
 
   def refuse(*_):
@@ -136,7 +136,7 @@ def test_a_description_out_of_reach_is_no_damage(tmp_path, monkeypatch, error):
   assert raised.value is error
 
 
-def test_a_storage_that_is_busy_is_no_damage(workdir, monkeypatch):
+def test_a_busy_storage_is_not_damage(workdir, monkeypatch):
   def busy(*args, **kwargs):
     raise ValueError('UNAVAILABLE: try again later')
   monkeypatch.setattr(integrity.ocp.StandardCheckpointHandler, 'restore', busy)
@@ -145,18 +145,18 @@ def test_a_storage_that_is_busy_is_no_damage(workdir, monkeypatch):
   assert not (workdir / 'damaged').exists()
 
 
-def test_a_damaged_best_one_makes_room(workdir):
+def test_a_damaged_best_checkpoint_makes_room_for_another(workdir):
   flip(data_file(workdir / 'best/4'))
   assert restore(workdir)[1] == 6
   assert (workdir / 'damaged/best-4').is_dir() and not list((workdir / 'best').iterdir())
   saved = checkpoint.Checkpoints(epath.Path(workdir), 3, 'f1')
-  saved.offer(state_of(8).params, 8, {'f1': 0.1})  # the best that there is now
+  saved.offer(state_of(8).params, 8, {'f1': 0.1})  # best/ is empty, so any score is the best
   saved.close()
   assert [p.name for p in (workdir / 'best').iterdir()] == ['8']
 
 
-def test_a_kill_while_a_checkpoint_is_written_leaves_no_warning(workdir, caplog):
-  """It leaves a folder, whether the run that goes on writes the same step again or not."""
+def test_unfinished_checkpoints_of_a_kill_are_deleted_without_a_warning(workdir, caplog):
+  """A kill leaves a folder, and the resumed run may or may not write the same step again."""
   unfinished = [workdir / f'{folder}/{step}.orbax-checkpoint-tmp'
                 for folder, step in (('checkpoints', 7), ('checkpoints', 8), ('best', 8))]
   for folder in unfinished:
@@ -173,7 +173,7 @@ def test_a_kill_while_a_checkpoint_is_written_leaves_no_warning(workdir, caplog)
 
 
 def offered(workdir, step, score, metric='f1', judged_on=''):
-  """The steps in best/ after a run offers this score: of a perplexity or a loss, or an f1."""
+  """The steps in best/ after a run offers this score of f1, loss or perplexity."""
   saved = checkpoint.Checkpoints(
       epath.Path(workdir), 3, metric, best_is_lowest=metric in ('loss', 'perplexity'))
   saved.offer(state_of(step).params, step, {metric: score}, judged_on)
@@ -181,14 +181,14 @@ def offered(workdir, step, score, metric='f1', judged_on=''):
   return [int(p.name) for p in (workdir / 'best').iterdir()]
 
 
-def test_a_step_that_is_made_again_and_scores_otherwise(workdir):
+def test_a_repeated_step_updates_its_score(workdir):
   assert offered(workdir, 4, 0.9) == [4]
   assert offered(workdir, 4, 0.91) == [4]  # by rounding on another mesh
   assert integrity.description(epath.Path(workdir / 'best/4'))['score'] == 0.91
   assert offered(workdir, 2, 0.91) == [4] and offered(workdir, 2, 0.92) == [2]
 
 
-def test_a_perplexity_that_falls_keeps_the_lowest(workdir):
+def test_the_lowest_perplexity_is_kept(workdir):
   """Whether low is good comes from the task, not from a name that ends with loss."""
   assert offered(workdir, 8, 20.0, 'perplexity') == [8]  # it replaces an f1
   assert offered(workdir, 9, 12.5, 'perplexity') == [9]
@@ -196,7 +196,7 @@ def test_a_perplexity_that_falls_keeps_the_lowest(workdir):
   assert integrity.description(epath.Path(workdir / 'best/9'))['best_is_lowest'] is True
 
 
-def test_other_scores_are_not_compared_with(workdir, capsys):
+def test_scores_of_another_metric_or_other_rows_are_not_compared(workdir, capsys):
   assert offered(workdir, 8, -1.5, 'loss') == [8]
   assert offered(workdir, 9, -1.4, 'loss') == [8] and offered(workdir, 10, -1.6, 'loss') == [10]
   assert offered(workdir, 11, -1.0, 'loss', judged_on='rows of 16') == [11]
@@ -209,13 +209,13 @@ def test_other_scores_are_not_compared_with(workdir, capsys):
           'step 12 (loss on rows of 32) replaces step 11 (loss on rows of 16)')]
 
 
-def test_a_best_one_whose_description_is_damaged(workdir):
+def test_a_best_checkpoint_with_a_damaged_description_is_replaced(workdir):
   flip(workdir / 'best/4/fingerprints/metadata')
   assert offered(workdir, 8, 0.1) == [8]
   assert (workdir / 'damaged/best-4').is_dir()
 
 
-def test_orbax_asks_nobody_whether_to_stop(workdir, monkeypatch):
+def test_orbax_does_not_check_for_preemption(workdir, monkeypatch):
   monkeypatch.setattr(checkpoint.ocp.utils, 'reached_preemption', lambda step: 1 / 0)
   saved = checkpoint.Checkpoints(epath.Path(workdir), 3, 'f1')
   saved.offer(state_of(8).params, 8, {'f1': 0.95})
@@ -224,7 +224,7 @@ def test_orbax_asks_nobody_whether_to_stop(workdir, monkeypatch):
   assert integrity.steps(epath.Path(workdir / 'checkpoints'))[-1] == 8
 
 
-def test_whoever_loads_a_model_gets_the_next(workdir, capsys):
+def test_a_load_uses_an_older_checkpoint_only_with_allow_older(workdir, capsys):
   abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state_of(1).params)
   folder = epath.Path(workdir)
   assert checkpoint.restore_params(folder, abstract)[1] == 4  # the best
@@ -237,12 +237,12 @@ def test_whoever_loads_a_model_gets_the_next(workdir, capsys):
                                       f'{workdir}/checkpoints/6: run main again.* --step=6 or '
                                       '--allow_older'):
     checkpoint.restore_params(folder, abstract)
-  assert checkpoint.restore_params(folder, abstract, 4)[1] == 4  # the same step is there twice
+  assert checkpoint.restore_params(folder, abstract, 4)[1] == 4  # exists twice
   params, step = checkpoint.restore_params(folder, abstract, allow_older=True)
   assert step == 6
   jax.tree.map(np.testing.assert_array_equal, params, state_of(6).params)
-  assert 'best/4 is damaged: ' in (told := capsys.readouterr().err)
-  assert told.endswith(f'; {workdir}/checkpoints/6 is used\n')
+  assert 'best/4 is damaged: ' in (err := capsys.readouterr().err)
+  assert err.endswith(f'; {workdir}/checkpoints/6 is used\n')
   flip(data_file(workdir / 'checkpoints/2'))
   with pytest.raises(UserError, match='no sound checkpoint of step 2: all 1 are damaged'):
     checkpoint.restore_params(folder, abstract, 2, allow_older=True)
@@ -253,8 +253,8 @@ def test_whoever_loads_a_model_gets_the_next(workdir, capsys):
   assert not (workdir / 'damaged').exists()  # reading moves nothing
 
 
-def test_a_best_one_that_was_set_aside_is_missed(workdir):
-  """Otherwise the newest would silently take its place."""
+def test_a_load_misses_a_best_checkpoint_that_was_set_aside(workdir):
+  """Otherwise the newest checkpoint would silently take its place."""
   abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state_of(1).params)
   flip(data_file(workdir / 'best/4'))
   assert restore(workdir)[1] == 6
@@ -267,7 +267,7 @@ def test_a_best_one_that_was_set_aside_is_missed(workdir):
   assert checkpoint.restore_params(epath.Path(workdir), abstract)[1] == 8
 
 
-def test_a_run_that_goes_on_deletes_what_is_read(workdir, monkeypatch):
+def test_a_load_continues_if_a_run_deletes_the_checkpoint(workdir, monkeypatch):
   abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state_of(1).params)
   shutil.rmtree(workdir / 'best')
   read = integrity.read
@@ -285,7 +285,7 @@ def test_a_run_that_goes_on_deletes_what_is_read(workdir, monkeypatch):
   jax.tree.map(np.testing.assert_array_equal, params, state_of(8).params)
 
 
-def test_the_whole_of_a_checkpoint_is_checked_without_its_model(workdir):
+def test_a_whole_checkpoint_is_checked_without_its_model(workdir):
   description = integrity.check(epath.Path(workdir / 'checkpoints/6'))
   assert {item: len(arrays) for item, arrays in description['arrays'].items()} == {
       'params': 2, 'optimizer': 6}
@@ -294,7 +294,7 @@ def test_the_whole_of_a_checkpoint_is_checked_without_its_model(workdir):
     integrity.check(epath.Path(workdir / 'checkpoints/6'))
 
 
-def test_replicas_share_large_arrays_only(tmp_path, monkeypatch):
+def test_replicas_share_the_writing_of_large_arrays_only(tmp_path, monkeypatch):
   shares, slice_in_dim = [], jax.lax.slice_in_dim
   monkeypatch.setattr(jax.lax, 'slice_in_dim', lambda x, **where: shares.append(
       (where['limit_index'] - where['start_index']) * x.nbytes // x.shape[where['axis']]
@@ -308,7 +308,7 @@ def test_replicas_share_large_arrays_only(tmp_path, monkeypatch):
   saved.close()
 
 
-def test_every_nth_stays(tmp_path):
+def test_every_nth_checkpoint_is_kept(tmp_path):
   saved = checkpoint.Checkpoints(epath.Path(tmp_path), 2, every=4)
   for step in range(1, 11):
     saved.save(state_of(step), step)
@@ -316,8 +316,8 @@ def test_every_nth_stays(tmp_path):
   assert sorted(int(p.name) for p in (tmp_path / 'checkpoints').iterdir()) == [4, 8, 9, 10]
 
 
-def test_a_sealed_description(workdir):
-  """A changed number in it is damage, not another model."""
+def test_a_changed_description_is_damage(workdir):
+  """A changed shape is damage, not another model."""
   path = workdir / 'checkpoints/6' / integrity.ITEM / 'metadata'
   content = json.loads(path.read_text())
   content['arrays']['params']['layer/bias'][1] = [65]

@@ -1,4 +1,4 @@
-"""Layer-wise rates and frozen layers, by hand and through the optimiser."""
+"""Layer-wise rates and frozen layers, by hand and through the optimizer."""
 
 from flax import linen as nn
 import jax
@@ -42,7 +42,7 @@ def test_the_rate_falls_towards_the_embeddings():
 
 
 @pytest.mark.parametrize('layers, expected', [(0, [1, 1, 1]), (2, [0, 0, 1]), (3, [0, 0, 0])])
-def test_frozen_layers(layers, expected):
+def test_frozen_layers_and_embeddings_get_no_update(layers, expected):
   updates = apply(transforms.freeze(layers), tree())
   assert updates['bert']['layers']['attention']['kernel'][:, 0, 0].tolist() == expected
   assert (updates['bert']['embeddings']['token'] == 0).all()
@@ -51,8 +51,8 @@ def test_frozen_layers(layers, expected):
 
 
 @pytest.mark.parametrize('name', ['mpnet', 'electra', 'deberta-v2'])
-def test_all_below_the_heads_is_frozen(name):
-  """Relative positions too."""
+def test_freezing_every_layer_freezes_everything_below_the_heads(name):
+  """Also the tables of relative positions."""
   config = architectures.ALL[name].config(**SIZES)
   params = jax.tree.map(lambda x: jnp.ones(x.shape), nn.unbox(
       layout.abstract_params(config, {'mlm', 'pooler'})))
@@ -62,7 +62,7 @@ def test_all_below_the_heads_is_frozen(name):
   assert not [path for path in moving if 'pooler' not in path]
 
 
-def test_what_is_frozen_does_not_move_nor_count_in_the_norm():
+def test_frozen_parameters_do_not_move_and_do_not_count_in_the_norm():
   config = optimizer_lib.OptimizerConfig(learning_rate=0.1, warmup_steps=0, frozen_layers=2,
                                          weight_decay=0.5, clip_norm=1.0)
   optimizer = optimizer_lib.make_optimizer(config, 10)
@@ -75,13 +75,13 @@ def test_what_is_frozen_does_not_move_nor_count_in_the_norm():
   assert (new['bert']['projection']['kernel'] == 2).all()
   assert (new['bert']['layers']['attention']['kernel'][:2] == 2).all()
   assert (new['bert']['layers']['attention']['kernel'][2] < 2).all()
-  # The clipping norm is that of the trained entries: 2 * 2 + 2 + 2 * 4 of them, each 1.
+  # The clipping norm counts only the trained entries: 2 * 2 + 2 + 2 * 4, each with gradient 1.
   (_, _, adam, *_) = state
   expected = 0.1 / np.sqrt(4 + 2 + 8)
   np.testing.assert_allclose(adam.mu['params']['classifier']['kernel'], expected, rtol=1e-5)
 
 
-def test_warmup_ratio():
+def test_warmup_ratio_sets_the_warmup_and_excludes_warmup_steps():
   config = optimizer_lib.OptimizerConfig(learning_rate=1.0, warmup_steps=0, warmup_ratio=0.1)
   rate = optimizer_lib.learning_rate(config, 100)
   assert [float(rate(t)) for t in (0, 5, 10, 55, 100)] == pytest.approx([0, 0.5, 1, 0.5, 0])

@@ -1,4 +1,4 @@
-"""Low-rank factors: gradients by hand, the base at step 0, what is trained and kept."""
+"""Low-rank factors: gradients by hand, the base at step 0, trained and frozen parameters."""
 
 import functools
 
@@ -55,7 +55,7 @@ def total(task, params, frozen, batch):
   return losses.total_loss(metrics, task.loss_weights)
 
 
-def test_the_gradients_of_the_factors_are_those_by_hand(small):
+def test_the_gradients_of_the_factors_by_hand(small):
   task, params, task_with, trained, batch = small
   frozen = nn.unbox(task_with.frozen)
   ours = flat(jax.jit(jax.grad(functools.partial(total, task_with)))(trained, frozen, batch))
@@ -81,7 +81,7 @@ def test_the_gradients_of_the_factors_are_those_by_hand(small):
       np.testing.assert_array_equal(ours[path], x)
 
 
-def test_a_fresh_run_is_its_base(small):
+def test_fresh_factors_do_not_change_the_base(small):
   task, params, task_with, _, batch = small
   frozen = nn.unbox(task_with.frozen)
   fresh = nn.unbox(jax.jit(task_with.init)(state_lib.root_key(0)))
@@ -92,7 +92,7 @@ def test_a_fresh_run_is_its_base(small):
   np.testing.assert_allclose(a.std(), 32**-0.5, rtol=0.15)
 
 
-def test_steps_train_the_factors_alone(small):
+def test_steps_train_the_factors_and_not_the_base(small):
   _, _, task_with, _, batch = small
   mesh, preset = conftest.sub_mesh(2, 2), 'fsdp_tp'
   optimizer = optimizer_lib.make_optimizer(
@@ -109,7 +109,7 @@ def test_steps_train_the_factors_alone(small):
   jax.tree.map(np.testing.assert_array_equal, jax.device_get(state.frozen), before)
   changed = jax.tree.map(lambda a, b: bool(np.any(a != b)), jax.device_get(state.params), start)
   assert all(flat(changed).values())
-  # A keeps the axis of its rows, B that of its columns: [N, D, r] and [N, r, H * 3 * K].
+  # A keeps the axis of its rows, B the axis of its columns: [N, D, r] and [N, r, H * 3 * K].
   factors = flat(abstract.params)
   assert factors['params/bert/layers/attention/qkv_kernel/lora_a'].sharding.spec[1] == 'data'
   assert factors['params/bert/layers/attention/qkv_kernel/lora_b'].sharding.spec[2] == 'model'
@@ -121,7 +121,7 @@ def bytes_of(tree) -> int:
   return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
 
 
-def test_moments_are_a_small_part_at_the_size_of_mini_lm():
+def test_lora_needs_a_small_part_of_the_moments_of_mini_lm():
   task = SequenceClassification(BertForSequenceClassification(MINI_LM, 2))
   every = ('attention', 'feed_forward')
   optimizer = optimizer_lib.make_optimizer(optimizer_lib.OptimizerConfig(), 100_000)
@@ -145,7 +145,7 @@ KERNELS = {  # (kernels of these targets, rows and columns of all their layers)
         {'layers/attention/qkv_kernel', 'layers/feed_forward/up/kernel'},
         2 * (32 + 96 + 32 + 64))),
     'albert': ({'layers/attention/qkv_kernel', 'layers/feed_forward/up/kernel'},
-               2 * (32 + 96 + 32 + 64)),  # of two groups, for four layers
+               2 * (32 + 96 + 32 + 64)),  # two groups for four layers
     'distilbert': ({'layers/attention/qkv_kernel', 'layers/feed_forward/up/kernel'},
                    32 + 96 + 32 + 64),
     'modernbert': ({f'{layers}/{kernel}' for layers in ('first', *(
@@ -155,7 +155,7 @@ KERNELS = {  # (kernels of these targets, rows and columns of all their layers)
 
 
 @pytest.mark.parametrize('member', MEMBERS)
-def test_every_member_has_factors(member):
+def test_every_architecture_has_factors(member):
   task = SequenceClassification(BertForSequenceClassification(MEMBERS[member][0], 2))
   task_with = lora.Lora(task, lora.LoraConfig(rank=1, targets=('qkv', 'up')))
   whole = nn.unbox(jax.eval_shape(task.init, jax.random.key(0)))
@@ -174,12 +174,12 @@ def test_every_member_has_factors(member):
     ({'rank': 4, 'alpha': 0.0}, 'lora.alpha=0.0 must be positive'),
     ({'rank': 4, 'targets': ()}, 'lora.targets is empty, and lora.rank=4: name the kernels'),
 ])
-def test_fields_that_no_run_can_have(fields, line):
+def test_wrong_fields_are_refused(fields, line):
   with pytest.raises(UserError, match=line):
     lora.LoraConfig(**fields)
 
 
-def test_a_target_that_matches_nothing_is_answered_with_those_that_exist():
+def test_a_target_that_matches_nothing_is_refused_with_the_existing_targets():
   task = lora.Lora(test_state.make_task(), lora.LoraConfig(rank=2, targets=('qkv', 'query')))
   line = ("lora.targets: 'query' matches no kernel of this model, it has attention, down, "
           'feed_forward, out, qkv, up')

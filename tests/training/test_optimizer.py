@@ -39,14 +39,14 @@ def test_warmup_stable_decay(decay, shares):
 @pytest.mark.parametrize('ratio, steps, warmup', [
     (0.29, 100, 29), (0.57, 100, 57), (0.58, 100, 58), (0.07, 100, 7), (0.1, 29, 2),
     (0.06, 1150, 69), (0.1, 1_000_000, 100_000), (1e-6, 3_000_000, 3)])
-def test_a_warmup_ratio_loses_no_step(ratio, steps, warmup):
+def test_a_warmup_ratio_loses_no_step_to_rounding(ratio, steps, warmup):
   rate = optimizer_lib.learning_rate(
       OptimizerConfig(learning_rate=1.0, warmup_steps=0, warmup_ratio=ratio), steps)
   assert float(rate(warmup)) == 1.0
   np.testing.assert_allclose(float(rate(warmup - 1)), (warmup - 1) / warmup, rtol=1e-6)
 
 
-def test_the_step_counts_to_31_bits():
+def test_steps_beyond_31_bits_are_refused():
   optimizer_lib.learning_rate(OptimizerConfig(), 2**31 - 1)
   with pytest.raises(UserError, match='would have 2,147,483,648 steps, and can have 2,147,483,647'):
     optimizer_lib.learning_rate(OptimizerConfig(), 2**31)
@@ -62,7 +62,7 @@ PARAMS = {'dense': {'kernel': jnp.array([[1.0, -2.0]]), 'bias': jnp.array([0.5])
           'attention': {'qkv_kernel': jnp.array([3.0]), 'qkv_bias': jnp.array([0.1])}}
 
 
-def test_what_decays():
+def test_everything_but_biases_and_norms_decays():
   assert optimizer_lib.decays(PARAMS) == {
       'dense': {'kernel': True, 'bias': False}, 'norm': {'scale': False, 'bias': False},
       'attention': {'qkv_kernel': True, 'qkv_bias': False}}
@@ -102,7 +102,7 @@ def test_updates_follow_the_formulas(name, eps):
 
 
 def stacked_params():
-  """Two layers, stacked, and a head; and the same with the layers apart."""
+  """Two stacked layers and a head; and the same parameters with separate layers."""
   draw = lambda *shape: jnp.asarray(np.random.default_rng(shape).normal(size=shape), jnp.float32)
   layers = {'up': {'kernel': draw(2, 8, 6), 'bias': draw(2, 6)}, 'norm': {'scale': draw(2, 6)}}
   layers['up']['kernel'] *= jnp.array([0.1, 10.0])[:, None, None]  # unlike each other
@@ -112,7 +112,7 @@ def stacked_params():
 
 
 def stepped(optimizer, params, count=3):
-  """The parameters after some updates by gradients that follow from them."""
+  """The parameters after `count` updates, whose gradients are a function of the parameters."""
   state = optimizer.init(params)
   for i in range(count):
     grads = jax.tree.map(lambda x, i=i: jnp.sin(5 * x + i) * 3**i, params)
@@ -132,8 +132,8 @@ PLAIN = dict(learning_rate=0.1, warmup_steps=0, clip_norm=0.0, weight_decay=0.3)
 
 @pytest.mark.parametrize('more', [{}, {'frozen_layers': 1, 'layer_decay': 0.5}])
 @pytest.mark.parametrize('name', optimizer_lib.NAMES)
-def test_a_skipped_step_moves_the_schedule_alone(name, more):
-  """Whatever the optimizer chains: the schedule has no other place."""
+def test_a_skipped_step_moves_only_the_schedule(name, more):
+  """Every optimizer must keep the schedule as the last part of its chain."""
   params, _ = stacked_params()
   optimizer = optimizer_lib.make_optimizer(OptimizerConfig(name, **PLAIN, **more), 10)
   before = optimizer.init(params)
@@ -143,7 +143,7 @@ def test_a_skipped_step_moves_the_schedule_alone(name, more):
   assert skipped[-1].count == 1 and skipped[:-1] == before[:-1]
 
 
-def test_lamb_takes_each_layer_by_itself():
+def test_lamb_scales_each_layer_separately():
   stacked, apart = stacked_params()
   rate = optimizer_lib.learning_rate(OptimizerConfig(**PLAIN), 10)
   expected = optax.chain(
@@ -177,7 +177,7 @@ def test_stable_adamw_follows_its_algorithm_for_each_layer():
   assert_layers_equal(updated, params)
 
 
-def test_muon_orthogonalises_the_matrices_of_each_layer():
+def test_muon_orthogonalizes_the_matrices_of_each_layer():
   stacked, _ = stacked_params()
   config = OptimizerConfig('muon', **PLAIN | dict(weight_decay=0.0))
   updated = stepped(optimizer_lib.make_optimizer(config, 10), stacked, count=1)
@@ -194,7 +194,7 @@ def test_muon_orthogonalises_the_matrices_of_each_layer():
     jax.tree.map(np.testing.assert_array_equal, left, right)
 
 
-def test_matrices_of_one_shape_are_orthogonalised_together_and_alike():
+def test_matrices_of_one_shape_are_orthogonalized_together():
   rng = np.random.default_rng(0)
   shapes = {'up': (2, 8, 24), 'down': (2, 24, 8), 'first': (8, 24), 'square': (3, 8, 8)}
   updates = {name: jnp.asarray(rng.normal(size=shape), jnp.float32)
@@ -213,8 +213,8 @@ def test_matrices_of_one_shape_are_orthogonalised_together_and_alike():
   assert text.count('dot_general') == 2 * 5 * 3  # two shapes, five steps, three products
 
 
-def test_muon_off_cpus_keeps_its_arrays_in_bfloat16(monkeypatch):
-  """As the published code does: the result is 2 to 4% from that of float32."""
+def test_muon_computes_in_bfloat16_on_accelerators(monkeypatch):
+  """Like the published code. The result differs from float32 by 2 to 4%."""
   x = jnp.asarray(np.random.default_rng(0).normal(size=(64, 192)), jnp.float32)
   exact = transforms._orthogonalize(jnp.dtype('float32'), x)
   monkeypatch.setattr(transforms.products, 'activation_dtype', lambda dtype: dtype)
@@ -249,7 +249,7 @@ def test_normuon_gives_neurons_updates_of_similar_size():
   assert before.max() / before.min() > 5 and after.max() / after.min() < 3
 
 
-def test_normuon_is_muon_whose_updates_are_scaled_by_neuron():
+def test_normuon_equals_muon_with_updates_scaled_by_neuron():
   stacked, _ = stacked_params()
   muon, normuon = (stepped(optimizer_lib.make_optimizer(
       OptimizerConfig(name, **PLAIN | dict(weight_decay=0.0)), 10), stacked, count=1)
@@ -265,7 +265,7 @@ def test_normuon_is_muon_whose_updates_are_scaled_by_neuron():
   jax.tree.map(np.testing.assert_array_equal, muon, normuon)
 
 
-def test_muon_takes_the_first_layer_of_modernbert_too():
+def test_muon_also_updates_the_first_layer_of_modernbert():
   config = ModernConfig(vocab_size=50, hidden_size=16, num_layers=4, num_heads=2,
                         intermediate_size=24, max_positions=16)
   tokens = jnp.zeros((1, 8), jnp.int32)

@@ -1,4 +1,4 @@
-"""One training step: golden numbers, the same on every mesh, microbatches, shardings."""
+"""One training step: golden numbers, equal losses on every mesh, microbatches, shardings."""
 
 import dataclasses
 
@@ -69,7 +69,7 @@ def alone():
   return one_step(conftest.sub_mesh(1, 1), steps=3)
 
 
-def test_golden_step(alone):
+def test_three_steps_give_the_golden_numbers(alone):
   """Frozen numbers: they change only with an intended change of the computation."""
   losses, state, metrics = alone
   np.testing.assert_allclose(losses, GOLDEN_LOSSES, rtol=1e-5)
@@ -100,7 +100,7 @@ def test_microbatches_give_the_gradient_of_the_whole_batch():
   np.testing.assert_allclose(moment(micro), moment(whole), atol=1e-8)
 
 
-def test_parameters_and_moments_are_split_as_the_rules_say():
+def test_parameters_and_moments_follow_the_sharding_rules():
   mesh = conftest.sub_mesh(4, 2)
   _, state, _ = one_step(mesh, 'fsdp_tp')
   for tree in (state.params, state.opt_state[1].mu, state.opt_state[1].nu):
@@ -113,7 +113,7 @@ def test_parameters_and_moments_are_split_as_the_rules_say():
 
 
 def test_logits_stay_split_over_the_vocabulary():
-  """with_logical_constraint does nothing without rules in context: read the compiled program."""
+  """Reads the compiled program: with_logical_constraint does nothing without rules in context."""
   mesh = conftest.sub_mesh(2, 4)
   task = make_task()
   optimizer = optimizer_lib.make_optimizer(optimizer_lib.OptimizerConfig(warmup_steps=0), 10)
@@ -123,12 +123,12 @@ def test_logits_stay_split_over_the_vocabulary():
       lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=mesh_lib.batch_sharding(mesh)),
       make_batch())
   text = step.lower(abstract, rows).compile().as_text()
-  # 4 rows of 5 predictions on each of 2 shards, 30,592 / 4 entries; never all of them.
+  # A device has 4 rows of 5 predictions and 30,592 / 4 entries, never all rows or entries.
   assert 'f32[20,7648]' in text
   assert 'f32[20,30592]' not in text and 'f32[40,30592]' not in text
 
 
-def test_unknown_preset():
+def test_an_unknown_preset_is_refused():
   with pytest.raises(Exception, match="sharding='zero'.*dp, fsdp, tp, fsdp_tp"):
     sharding.rules('zero')
 
@@ -160,11 +160,11 @@ def test_a_step_that_is_not_finite_changes_nothing(shape, accumulation):
   step = state_lib.make_train_step(task, optimizer, mesh, 'tp', abstract, seed=7,
                                    accumulation=accumulation)
 
-  def after(spoilt):
+  def after(spoiled):
     state, skipped = init(state_lib.root_key(7)), []
-    for i, is_spoilt in enumerate(spoilt):
+    for i, is_spoiled in enumerate(spoiled):
       batch = make_batch(seed=i)
-      if is_spoilt:
+      if is_spoiled:
         batch.pair_weights[3, 0] = np.nan
       state, metrics = step(state, mesh_lib.put_batch(batch, mesh))
       skipped.append(float(metrics['skipped'][0]))
@@ -175,7 +175,7 @@ def test_a_step_that_is_not_finite_changes_nothing(shape, accumulation):
   *moments, schedule = two.opt_state
   jax.tree.map(np.testing.assert_array_equal, (one.params, one.opt_state[:-1]),
                (two.params, tuple(moments)))
-  assert schedule.count == 2  # the next rate is that of the next step
+  assert schedule.count == 2  # the schedule moves to the next step
   three, skipped = after([False, True, False])
   assert skipped == [0, 1, 0]
   assert all(np.isfinite(x).all() for x in jax.tree.leaves(three))
