@@ -38,7 +38,7 @@ def test_auto_dtype_follows_the_devices(monkeypatch, platform, is_fast, dtype):
 
 @pytest.mark.parametrize('capability, dtype', [
     (7.5, 'float32'), (8.0, 'bfloat16'), (8.9, 'bfloat16'), (9.0, 'bfloat16')])
-def test_old_gpus_use_float32(monkeypatch, capability, dtype):
+def test_old_gpus_do_not_multiply_bfloat16(monkeypatch, capability, dtype):
   monkeypatch.setattr(jax, 'default_backend', lambda: 'gpu')
   device = types.SimpleNamespace(compute_capability=str(capability))
   monkeypatch.setattr(jax, 'local_devices', lambda: [device])

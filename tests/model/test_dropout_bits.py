@@ -85,7 +85,7 @@ def test_keys_are_independent(bits):
     assert abs(np.mean(uniform * other)) * 12 * np.sqrt(uniform.size) < 5
 
 
-def test_every_mesh_draws_the_same_bits(bits):
+def test_every_mesh_draws_the_same(bits):
   mesh = mesh_lib.make_mesh(1, 4, 2)
   split = NamedSharding(mesh, PartitionSpec('data', None, 'model'))
   draw = jax.jit(lambda k: jax.random.bits(k, SHAPE, 'uint32'), out_shardings=split)

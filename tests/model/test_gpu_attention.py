@@ -93,7 +93,7 @@ CASES = [
 
 @pytest.mark.parametrize('shape, rate, reach', [
     *CASES, pytest.param((8192, 64), 0.1, None, marks=pytest.mark.slow)])
-def test_the_kernels_equal_the_plain_path(shape, rate, reach):
+def test_the_kernels_compute_what_the_plain_path_computes(shape, rate, reach):
   length, width = shape
   arguments = inputs(1, length, 1, width) if length > 512 else inputs(2, length, 2, width)
   check(arguments, rate, reach)
@@ -113,7 +113,7 @@ def check(arguments, *more):
 @pytest.mark.parametrize('length, width, reach', [
     (16, 32, None), (64, 64, 8), (100, 64, None), (192, 64, None), (192, 64, 16),
     (128, 128, None)])
-def test_the_kernels_rotate_like_the_plain_path(length, width, reach):
+def test_the_kernels_rotate_as_the_plain_path_does(length, width, reach):
   arguments = inputs(2, length, 2, width)
   positions = np.random.default_rng(2).integers(0, 8192, (2, length), np.int32)
   check(arguments, 0.1, reach, rotary(positions, width, 160_000.0))

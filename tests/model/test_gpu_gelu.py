@@ -25,7 +25,7 @@ def plain(x, bias):
 
 
 @pytest.mark.parametrize('rows', [1, 6, 24, 384])
-def test_the_kernels_equal_the_plain_path(rows):
+def test_the_kernels_compute_what_the_plain_path_computes(rows):
   expected, of_plain = jax.vjp(plain, *inputs(rows))
   actual, of_kernel = jax.vjp(gpu_gelu.gelu, *inputs(rows))
   np.testing.assert_allclose(actual, expected, atol=1e-6)
@@ -77,7 +77,7 @@ def test_every_mesh_computes_the_same(shape):
 @pytest.mark.parametrize('fields, uses', [
     ({}, True), ({'activation': 'relu'}, False), ({'attention': 'xla'}, False),
     ({'intermediate_size': 300}, False)])
-def test_a_feed_forward_uses_the_kernel_where_it_can(fields, uses, monkeypatch):
+def test_a_feed_forward_takes_the_kernel_where_it_can(fields, uses, monkeypatch):
   sizes = {'hidden_size': 32, 'num_heads': 4, 'intermediate_size': 256}
   layer = layers.FeedForward(BertConfig(**{**sizes, **fields}))
   x = jnp.ones((2, 8, 32)).at[0].set(jnp.arange(32) / 32)

@@ -46,7 +46,7 @@ KEY = dropout_bits.key_of(jax.random.key(3))
 @pytest.mark.parametrize('rate, absent, keeps_sum', [
     (0.1, (), False), (0.0, (), True), (0.1, ('bias', 'shift'), True), (0.0, ('y', 'bias'), True),
     (0.0, ('y', 'bias', 'shift'), False)])
-def test_the_kernel_equals_the_plain_path(width, rate, absent, keeps_sum):
+def test_the_kernel_computes_what_the_plain_path_computes(width, rate, absent, keeps_sum):
   names = ('x', 'y', 'bias', 'scale', 'shift')
   arguments = [None if name in absent else x for name, x in zip(names, inputs(width))]
 

@@ -187,7 +187,7 @@ def test_cuts_of_long_units_by_hand():
 
 
 @pytest.mark.parametrize('unit, longest', [('whole_word', 6)])
-def test_words_of_few_tokens_are_masked_without_a_cut(unit, longest):
+def test_words_of_few_pieces_are_masked_without_a_cut(unit, longest):
   # A word has 6 tokens at most, and the budget of each of these rows is larger.
   rows = make_rows(100, pairs=1, longest=longest)
   long = [x[(rows[1] > 0).sum(1) > 80] for x in rows]
@@ -198,7 +198,7 @@ def test_words_of_few_tokens_are_masked_without_a_cut(unit, longest):
       np.testing.assert_array_equal(field, before)
 
 
-def test_a_row_without_room_drops_the_last_word_and_cuts_none():
+def test_a_row_without_room_leaves_the_last_word_out_and_cuts_none():
   rows = ids, *_ = make_rows(600, pairs=1, longest=6)
   config = masking.MaskingConfig(unit='whole_word', max_predictions=7)
   taken = drawn(masked_by(config, rows), ids.shape)

@@ -53,7 +53,7 @@ def steps():
   return by_preset
 
 
-def test_data_parallelism_only_sums_gradients(steps):
+def test_data_parallel_only_sums_gradients(steps):
   _, sent = steps['dp']
   # Devices along the model axis hold the same values: they send nothing to each other.
   assert set(sent) == {('all-reduce', ('data',))}

@@ -21,7 +21,7 @@ def _dies(marker, always):
   return 'done'
 
 
-def test_a_crashed_child_runs_once_more(tmp_path):
+def test_a_compiler_that_crashes_is_tried_again(tmp_path):
   assert children.run([(_dies, (str(tmp_path / 'once'), False)), (abs, (-3,))]) == ['done', 3]
   with pytest.raises(Failed, match='crashed twice'):
     children.run([(_dies, (str(tmp_path / 'always'), True))])
@@ -32,7 +32,7 @@ def _mistake(marker):
   raise UserError('a mistake')
 
 
-def test_a_user_error_ends_the_other_children(tmp_path):
+def test_a_mistake_ends_the_other_processes(tmp_path):
   began = time.monotonic()
   with pytest.raises(UserError, match='a mistake'):
     children.run([(_mistake, (str(tmp_path / 'marker'),)), (time.sleep, (60,))])

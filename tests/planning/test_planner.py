@@ -74,14 +74,14 @@ def test_a_batch_is_divisible_into_microbatches(monkeypatch):
     ({'platform': 'tpu'}, {}, "platform='tpu' has no device here"),
     ({}, {'given': {'platform': 'auto'}, 'topologies': ['v5e:2x2']}, 'platform has no effect here'),
     ({}, {'out': __file__ + '/x.json'}, '--out=.*x.json cannot be written'),
-    # Root may write into any folder but those of the kernel.
+    # Root may write into any folder except the folders of the kernel.
     ({}, {'out': '/proc/x.json'}, '^--out=/proc/x.json cannot be written: No such file')])
 def test_an_impossible_plan_is_refused_before_it_compiles(fields, arguments, message):
   with pytest.raises(UserError, match=message):
     planner.plan(small_config(**fields), **{'topologies': ['local'], **arguments})
 
 
-def test_a_child_process_uses_no_accelerator(monkeypatch):
+def test_a_child_takes_no_accelerator(monkeypatch):
   """A run may hold the accelerator, and JAX would wait for it or fail."""
   platforms = []
   monkeypatch.setattr(planner.programs, 'compile_program',
@@ -230,7 +230,7 @@ def test_a_slice_compiles_with_the_flags_of_the_launch_scripts(tpu, chip):
 
 
 @pytest.mark.parametrize('chip', _SLICES)
-def test_conflicting_flags_are_not_set_together(chip):
+def test_flags_that_exclude_each_other_are_not_set_together(chip):
   """libtpu 0.0.50 refuses every program with both flags, except on v5e; 0.0.42 accepts both."""
   _, flags = launch_flags(chip)
   assert not ('fuse_all_gather=true' in flags and 'xla_enable_async_all_gather=true' in flags)

@@ -46,7 +46,7 @@ def test_planned_batches_have_the_shapes_of_a_run(corpus_file, tmp_path, overrid
 
 
 @pytest.mark.slow
-def test_costs_of_all_layers_follow_from_one_and_two_layers():
+def test_costs_of_all_layers_follow_from_one_and_two():
   mesh = conftest.sub_mesh(2, 1)
   c = small_config(**{'model.num_layers': 3, 'model.scan_unroll': 3})
   work = programs.pretraining(c, Phase(10, 64, 8))

@@ -114,8 +114,8 @@ def written(tmp_path, monkeypatch, steps, log_every, checkpoint_every, eval_ever
     (9, 3, 100, 4, [3, 4, 6, 8, 9]),  # evaluations within lines of three
     (8, 4, 4, 4, [4, 8]),
     (7, 5, 3, 2, [2, 3, 4, 5, 6, 7])])
-def test_a_line_measures_the_time_of_its_own_steps(tmp_path, monkeypatch, steps, log_every,
-                                                   checkpoint_every, eval_every, ends):
+def test_a_line_has_the_time_of_its_own_steps(tmp_path, monkeypatch, steps, log_every,
+                                              checkpoint_every, eval_every, ends):
   lines = written(tmp_path, monkeypatch, steps, log_every, checkpoint_every, eval_every)
   assert [line['step'] for line in lines] == ends
   begin = 1  # the first step compiles and counts in no line

@@ -58,7 +58,7 @@ def test_durations(seconds, text):
   assert console.duration(seconds) == text
 
 
-def test_the_progress_bar_shows_the_time_left_in_days():
+def test_the_bar_says_the_time_left_in_days():
   bar = metrics_log._Bar(total=100_000, initial=10_000, file=io.StringIO(),
                     bar_format='{n_fmt}/{total_fmt} [{left} left]')
   bar.n = 10_001

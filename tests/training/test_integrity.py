@@ -285,7 +285,7 @@ def test_a_load_continues_if_a_run_deletes_the_checkpoint(workdir, monkeypatch):
   jax.tree.map(np.testing.assert_array_equal, params, state_of(8).params)
 
 
-def test_a_whole_checkpoint_is_checked_without_its_model(workdir):
+def test_the_whole_of_a_checkpoint_is_checked_without_its_model(workdir):
   description = integrity.check(epath.Path(workdir / 'checkpoints/6'))
   assert {item: len(arrays) for item, arrays in description['arrays'].items()} == {
       'params': 2, 'optimizer': 6}

@@ -39,7 +39,7 @@ def test_warmup_stable_decay(decay, shares):
 @pytest.mark.parametrize('ratio, steps, warmup', [
     (0.29, 100, 29), (0.57, 100, 57), (0.58, 100, 58), (0.07, 100, 7), (0.1, 29, 2),
     (0.06, 1150, 69), (0.1, 1_000_000, 100_000), (1e-6, 3_000_000, 3)])
-def test_a_warmup_ratio_loses_no_step_to_rounding(ratio, steps, warmup):
+def test_a_warmup_ratio_loses_no_step(ratio, steps, warmup):
   rate = optimizer_lib.learning_rate(
       OptimizerConfig(learning_rate=1.0, warmup_steps=0, warmup_ratio=ratio), steps)
   assert float(rate(warmup)) == 1.0
