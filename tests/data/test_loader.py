@@ -26,6 +26,10 @@ def has_ended(worker: int) -> bool:
   return False
 
 
+def test_batches_start_at_any_step():
+  assert [*loader.batches(lambda step: 10 * step, 5, 9)] == [50, 60, 70, 80]
+
+
 def test_workers_leave_signals_to_their_parent_and_end_when_closed():
   batches = loader.batches(step_and_process, 3, 40, workers=1)
   step, worker = next(batches)

@@ -186,12 +186,11 @@ def test_cuts_of_long_units_by_hand():
   assert cut(1) == list(range(15))
 
 
-@pytest.mark.parametrize('unit, longest', [('whole_word', 6)])
-def test_words_of_few_pieces_are_masked_without_a_cut(unit, longest):
+def test_words_of_few_pieces_are_masked_without_a_cut():
   # A word has 6 tokens at most, and the budget of each of these rows is larger.
-  rows = make_rows(100, pairs=1, longest=longest)
+  rows = make_rows(100, pairs=1, longest=6)
   long = [x[(rows[1] > 0).sum(1) > 80] for x in rows]
-  config = masking.MaskingConfig(unit=unit)
+  config = masking.MaskingConfig(unit='whole_word')
   masked = masked_by(config, long)
   with mock.patch.object(masking_units, 'cut_long', lambda start, *_: start):
     for field, before in zip(masked, masked_by(config, long)):

@@ -60,7 +60,7 @@ def test_data_parallel_only_sums_gradients(steps):
 
 
 def test_fsdp_gathers_parameters_but_not_moments(steps):
-  text, sent = steps['fsdp']
+  _, sent = steps['fsdp']
   assert ('all-gather', ('data',)) in sent
   # Only gradients and parameters cross the chips: their bytes, not three times as much.
   _, dp = steps['dp']

@@ -7,10 +7,8 @@ import time
 import types
 
 from etils import epath
-import numpy as np
 import pytest
 
-from bert_jax.data import loader
 from bert_jax.reporting import metrics_log
 from bert_jax.runtime import console
 
@@ -132,8 +130,3 @@ def test_an_evaluation_is_complete_only_after_every_tracker_has_it(tmp_path):
                                start_trackers=lambda *_: [tracker])
   log.evaluation(5, {'loss': 1.0})
   assert seen == [False] and metrics_log.is_evaluated(epath.Path(tmp_path), 5)
-
-
-def test_batches_start_at_any_step():
-  batches = list(loader.batches(lambda step: {'x': np.full(2, step)}, 5, 9))
-  assert [int(b['x'][0]) for b in batches] == [5, 6, 7, 8]
