@@ -1,4 +1,4 @@
-"""A bucket on this machine: python -m tests.bucket PORT; `variables(PORT)` lead a process there.
+"""An emulated bucket: python -m tests.bucket PORT serves it, `variables(PORT)` select it.
 
 tensorstore compares generations to notice that another process wrote an object in between.
 gcp-storage-emulator has no generations: this module adds them.

@@ -9,8 +9,8 @@ import shutil
 import tempfile
 
 # Compiling takes longer than computing. It takes a third of the time without the expensive passes,
-# without splitting programs among more threads than the tests have cores, and with XLA's older way
-# to compile fusions, where XLA still has it.
+# without splitting programs among more threads than the tests have cores, and with XLA's older
+# fusion emitters, if XLA still has them.
 # JAX_DISABLE_MOST_OPTIMIZATIONS=0 compiles as for users.
 os.environ['XLA_FLAGS'] = '--xla_force_host_platform_device_count=8'
 if os.environ.setdefault('JAX_DISABLE_MOST_OPTIMIZATIONS', '1') == '1':
@@ -18,8 +18,8 @@ if os.environ.setdefault('JAX_DISABLE_MOST_OPTIMIZATIONS', '1') == '1':
   if metadata.version('jaxlib').startswith('0.10.'):
     os.environ['XLA_FLAGS'] += ' --xla_cpu_use_fusion_emitters=false'
 os.environ['JAX_PLATFORMS'] = 'cpu'
-os.environ['OMP_NUM_THREADS'] = '1'  # PyTorch's threads spin while they wait: the cores are busy
-os.environ['EPATH_USE_TF'] = 'false'  # TensorFlow's gs:// cannot be led to an emulator
+os.environ['OMP_NUM_THREADS'] = '1'  # waiting threads of PyTorch spin and keep the cores busy
+os.environ['EPATH_USE_TF'] = 'false'  # TensorFlow's gs:// cannot use an emulator
 if 'JAX_COMPILATION_CACHE_DIR' not in os.environ:
   # Many tests and their commands compile the same programs: a run of the tests compiles each once.
   _CACHE = tempfile.mkdtemp(prefix='bert_jax_tests_')
@@ -43,7 +43,7 @@ from tests import tiny
 # A shell starts commands in the background with SIGINT ignored, and their children inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# To trace and to compile makes objects by the million, few of them in cycles.
+# Tracing and compiling make millions of objects, few of them in cycles.
 gc.set_threshold(100_000, 50, 100)
 
 WORDS = ['the', 'a', 'his', 'her', 'old', 'new', 'small', 'large', 'red', 'green', 'house', 'river',
@@ -100,7 +100,7 @@ def sub_mesh(data: int, model: int, replica: int = 1) -> jax.sharding.Mesh:
 
 @pytest.fixture(scope='session', autouse=True)
 def devices():
-  """The fake devices, before a test asks for another platform: JAX would keep that platform."""
+  """Makes the fake devices first: JAX keeps the first platform that a test asks for."""
   return jax.devices()
 
 
@@ -131,7 +131,7 @@ def poems(tmp_path_factory) -> pathlib.Path:
 
 
 @pytest.fixture(scope='module', autouse=True)
-def memory_ends_with_its_file():
+def memory_of_a_file_is_freed():
   """Frees the programs and the memory of a test file: a whole run would fill gigabytes."""
   yield
   jax.clear_caches()

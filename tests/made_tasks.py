@@ -55,7 +55,7 @@ def start(folder: pathlib.Path, task: str) -> str:
 
 def with_head(folder: pathlib.Path, task: str, labels: tuple[str, ...],
               groups: tuple[str, ...] = ()) -> str:
-  """The same with a random head for a task, or with the heads of `groups`."""
+  """A random model with a head for a task, or with the heads of `groups`."""
   config = BertConfig(vocab_size=len(_VOCAB), hidden_size=32, num_layers=2, num_heads=4,
                       intermediate_size=64, max_positions=64, initializer_range=0.1)
   rng = np.random.default_rng(0)
@@ -78,8 +78,8 @@ def late(folder: pathlib.Path) -> str:
   """A folder of a MultiVectorEncoder, with a random projection to 8."""
   encoder = huggingface.load(epath.Path(model(folder.parent / f'{folder.name}-encoder')))
   layout = late_layout_of(32)
-  made = late_layout.with_projection(dataclasses.replace(encoder, sentence=layout))
-  sentence_transformers.save(made, epath.Path(folder))
+  projected = late_layout.with_projection(dataclasses.replace(encoder, sentence=layout))
+  sentence_transformers.save(projected, epath.Path(folder))
   return str(folder)
 
 

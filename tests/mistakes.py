@@ -1,4 +1,4 @@
-"""The folder in which the commands of tests/mistakes.md are typed."""
+"""Makes the folder where the commands of tests/mistakes.md run."""
 
 import gzip
 import json

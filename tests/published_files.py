@@ -1,6 +1,6 @@
-"""The files of tokenizers of published models, small: parts that `tests.published` puts together.
+"""Parts of the tokenizer files of published models; `tests.published` puts them together.
 
-Vocabularies are small ones of some sentences in ten languages.
+The small vocabularies cover some sentences in ten languages.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -37,7 +37,7 @@ def token(content: str, i: int, special: bool = True, **flags: bool) -> Json:
 
 
 def state(part: Any) -> Json | None:
-  """A part of the library as it stands in a file."""
+  """A part of the library, in the form of a file."""
   return part and json.loads(part.__getstate__())
 
 
@@ -91,7 +91,7 @@ def wordpiece(cased: bool = False, special: tuple[str, ...] = BERTS, unk: str = 
               normalizer: Json | None | str = 'berts', pre_tokenizer: Any = None,
               post_processor: Callable[[Mapping[str, int]], Json] | None = None,
               added: Iterable[Json] = (), vocab: list[str] | None = None, **more: Any) -> Json:
-  """The content of a tokenizer.json with a WordPiece, BERT's own where nothing else is said."""
+  """The content of a tokenizer.json with a WordPiece; the defaults are BERT's."""
   vocab = vocab or entries(cased, special)
   ids = {entry: i for i, entry in enumerate(vocab)}
   if normalizer == 'berts':
@@ -224,7 +224,7 @@ def byte_level(special: tuple[str, ...], normalizer: Any = None, pre_tokenizer: 
 
 
 def modern() -> Json:
-  """The added tokens of ModernBERT: runs of spaces and unused ones are no special tokens."""
+  """ModernBERT's added tokens: runs of spaces and unused tokens are not special."""
   return byte_level(
       ('[UNK]', '[CLS]', '[SEP]', '[PAD]', '[MASK]'), normalizers.NFC(),
       post_processor=lambda ids: template('[CLS]', '[SEP]', ids,
@@ -236,7 +236,7 @@ def modern() -> Json:
 
 
 def gemmas() -> Json:
-  """The parts of mmBERT's file: spaces as pieces, bytes, HTML tags that are no special tokens."""
+  """The parts of mmBERT's file: spaces as pieces, bytes, added tokens that are not special."""
   special = ('<pad>', '<eos>', '<bos>', '<unk>', '<mask>')
   library = tokenizers.Tokenizer(tokenizers.models.BPE(
       unk_token='<unk>', fuse_unk=True, byte_fallback=True))

@@ -1,9 +1,9 @@
-r"""What the lines of tests/mistakes.md tell people to do, as changes of the commands.
+r"""The remedies that the lines of tests/mistakes.md name, as changes of the commands.
 
 A remedy is one line of changes: NAME=VALUE sets a field of the config, --NAME=VALUE another flag,
-~NAME takes a flag away. `COMMAND; CHANGES` types a command of bert_jax before, `!COMMAND; CHANGES`
-one of the shell. The command with its changes must end with 0; with `? ` before the changes it must
-come past the check, and another line may follow. \1 and the like are groups of the pattern.
+~NAME removes a flag. `COMMAND; CHANGES` runs a command of bert_jax first, `!COMMAND; CHANGES` a
+shell command. The changed command must end with status 0. With `? ` before the changes it must only
+pass the check that failed; another error may follow. \1, \2 and so on are groups of the pattern.
 """
 
 import itertools
@@ -67,7 +67,7 @@ RULES = (
     (r'profile_steps=.* last step to trace, (\S+) say', r'profile_steps=\1'),
     (r'--config.profile_steps has no effect here: the run has 12 steps', 'profile_steps=5,6',
      'train_steps=60'),
-    # ---- choices: each of those that are named comes past the check ------------------------------
+    # ---- choices: every named choice passes the check -------------------------------------------
     (r'--to=torch is unknown: use .*(bert_jax)', r'--to=\1'),
     (r'(--opset)=17 must lie in \[(18)', r'\1=\2'),
     (r'--quantize has no effect here: it is for (--to=onnx)', r'\1', r'~--quantize'),
@@ -213,7 +213,7 @@ RULES = (
     (r'--output=run already exists.*: give another --output', '--output=new'),
     (r'--output=one.txt already exists: give another --output, or --overwrite to replace',
      '--output=new.jsonl', '!cp one.txt mended; --output=mended --overwrite=true'),
-    # To run main again takes steps: tests/runs/test_run.py does it.
+    # Running main again would train: tests/runs/test_run.py does that.
     (r'hurt/checkpoints/2 is damaged: .* run main again, .* with (--step=1) or (--allow_older) of',
      r'\1', r'\2=true'),
     (r'hurt holds no sound checkpoint of step 2', '--step=1'),
@@ -263,7 +263,7 @@ NO_REMEDY = re.compile(r"""
 
 
 def _changed(command: str, changes: str) -> str:
-  """The command with changes; of plain flags it takes those that its module has."""
+  """The command with changes; a name without -- is a word of the command or a config field."""
   words = shlex.split(command)
   for change in shlex.split(changes):
     name, equals, value = change.removeprefix('~').partition('=')
@@ -274,11 +274,11 @@ def _changed(command: str, changes: str) -> str:
 
 
 class Remedy(NamedTuple):
-  """What a line tells people to do."""
+  """A remedy that a line names."""
 
-  before: str  # a command that comes first, of the shell after '!'; or ''
+  before: str  # a command to run first, a shell command after '!'; or ''
   command: str
-  may_go_on: bool  # another line may follow
+  may_fail_later: bool  # another error may follow
 
 
 def of(command: str, line: str) -> list[Remedy] | None:
@@ -286,10 +286,10 @@ def of(command: str, line: str) -> list[Remedy] | None:
   for pattern, *remedies in RULES:
     if match := re.match(pattern, line):
       choices = match.groupdict().get('choices', '').split(', ')
-      found = []
+      result = []
       for remedy, choice in itertools.product(remedies, choices):
         before, _, changes = match.expand(remedy.replace(r'\g<choice>', choice)).rpartition('; ')
         weak = changes.startswith('? ')
-        found.append(Remedy(before, _changed(command, changes.removeprefix('? ')), weak))
-      return found
+        result.append(Remedy(before, _changed(command, changes.removeprefix('? ')), weak))
+      return result
   return [] if NO_REMEDY.match(line) else None

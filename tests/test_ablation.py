@@ -1,4 +1,4 @@
-"""The ladder of the speedrun: its pairs, its runs, its rule and its table."""
+"""The ablations of the speedrun: sentence pairs, runs, verdicts and the table."""
 
 import collections
 import json
@@ -19,7 +19,7 @@ def test_the_grammar_makes_pairs_of_equal_length():
   for pair in pairs:
     good, bad = (pair[name].split() for name in ('sentence_good', 'sentence_bad'))
     changed = sum(a != b for a, b in zip(good, bad, strict=True))
-    # In one point of grammar: "one house" and "say that" are two words each.
+    # They differ in one point of grammar, of two words at most: "one house", "say that".
     assert 1 <= changed <= 2, pair
   assert len({(pair['sentence_good'], pair['sentence_bad']) for pair in pairs}) == len(pairs)
 
@@ -44,7 +44,7 @@ def _line(variant, seed, loss, tokens=4_000_000):
 @pytest.mark.parametrize('losses, change, verdict', [
     ((0.9, 0.8, 0.7), '-0.1000', 'better'), ((1.1, 1.0, 0.9), '+0.1000', 'worse'),
     ((0.9, 1.0, 0.7), '-0.0333', 'unclear'), ((0.9, 0.8), '-0.1000', '')])
-def test_the_rule_compares_seed_by_seed(losses, change, verdict):
+def test_a_verdict_compares_runs_of_the_same_seed(losses, change, verdict):
   lines = [_line(variants.RECIPE, seed, loss) for seed, loss in enumerate((1.0, 0.9, 0.8))]
   lines += [_line('AdamW', seed, loss) for seed, loss in enumerate(losses)]
   row, = (line for line in variants.table(lines).splitlines() if 'AdamW' in line)
@@ -56,8 +56,8 @@ def _scored(data):
   return {'data': data, 'rows': [{'unit': 'byte', 'nat': 1.0}], 'accuracy': 0.5}
 
 
-def test_one_table_has_one_judge(tmp_path):
-  """Runs that another judge, other pairs or other fields scored are not compared."""
+def test_runs_with_another_judge_or_other_fields_are_refused(tmp_path):
+  """One table compares only runs with the same judge, pairs and fields."""
   line = _line(variants.RECIPE, 0, 1.0, 1_000_000) | {
       'masked_lm': _scored('judge/*.txt'), 'minimal_pairs': _scored('pairs.jsonl')}
   (tmp_path / 'runs.jsonl').write_text(json.dumps(line) + '\n')
@@ -74,7 +74,7 @@ def test_one_table_has_one_judge(tmp_path):
     assert refused.returncode and f'--workdir has runs with --{flag}' in refused.stderr
 
 
-def test_scores_of_other_data_are_not_used_again(tmp_path):
+def test_scores_of_other_data_are_refused(tmp_path):
   (tmp_path / 'a.json').write_text(json.dumps(_scored('old.txt')))
   assert calls.evaluate(tmp_path / 'a.json', 'masked_lm', 'old.txt')['accuracy'] == 0.5
   with pytest.raises(SystemExit, match='has the scores of old.txt, not of new.txt: use another'):

@@ -1,4 +1,4 @@
-"""Chinese from text to filled masks: words segmented in `prepare`, masked whole."""
+"""Chinese from text to filled masks: `prepare` segments words, a run masks whole words."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ WHERE = {'猫': '床', '狗': '门', '鸟': '树', '鱼': '水', '马': '草', '
 
 
 @pytest.mark.slow
-def test_fill_mask_after_a_short_run_with_whole_words_masked(tmp_path):
+def test_a_short_run_with_whole_word_masking_fills_masks_in_chinese(tmp_path):
   rng = np.random.default_rng(0)
   sentences = [f'{animal}{verb}在{place}上。' for animal, place in WHERE.items() for verb in '坐睡']
   documents = [list(rng.choice(sentences, 6)) for _ in range(150)]
@@ -26,8 +26,8 @@ def test_fill_mask_after_a_short_run_with_whole_words_masked(tmp_path):
       'optimizer.learning_rate': 5e-3, 'optimizer.warmup_steps': 30})
   run.run(config, str(tmp_path / 'run'))
   bert = bert_jax.from_pretrained(str(tmp_path / 'run'))
-  for animal in WHERE:  # so short a run does not learn which place is whose, but that it is a place
+  for animal in WHERE:  # a short run learns that a place follows, but not whose place
     candidates = bert.fill_mask(f'{animal}坐在[MASK]上。', top_k=10)[0]['candidates']
     places = [c['probability'] for c in candidates if c['token'] in WHERE.values()]
     assert candidates[0]['token'] in WHERE.values()
-    assert sum(places) > 0.9  # the more a run learns of whose it is, the less the others have
+    assert sum(places) > 0.9  # of all places: a longer run prefers the right one

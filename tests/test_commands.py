@@ -60,7 +60,7 @@ def assert_mistake(done, message):
 
 LONG = ('--config.train_steps=120', '--config.checkpoint_every=25', '--config.log_every=5',
         '--config.data.heldout=0.1', '--config.eval_every=60', '--config.log_batch_digest=True')
-LONGER = (*LONG, '--config.train_steps=4000')  # it is stopped before its end
+LONGER = (*LONG, '--config.train_steps=4000')  # tests stop it before its end
 
 
 def final_bits(workdir):
@@ -76,14 +76,14 @@ def final_bits(workdir):
 
 
 def metrics(workdir):
-  """The lines of metrics.jsonl, but for the times."""
+  """The lines of metrics.jsonl without the times."""
   return [{k: v for k, v in json.loads(line).items() if k not in ('tokens_per_second', 'data_wait')}
           for line in (workdir / 'metrics.jsonl').read_text().splitlines()]
 
 
 def wait_for_step(workdir, step):
   path = workdir / 'metrics.jsonl'
-  for _ in range(4000):  # 200 s: a busy machine takes its time to start
+  for _ in range(4000):  # 200 s: a busy machine starts slowly
     if path.exists():
       last = [json.loads(x)['step'] for x in path.read_text().splitlines() if x.endswith('}')]
       if last and last[-1] >= step:
@@ -102,7 +102,7 @@ def alone(tmp_path_factory, corpus_file):
 
 
 @pytest.mark.slow
-def test_of_two_at_once_one_trains_and_the_other_says_who(tmp_path, alone, corpus_file):
+def test_of_two_runs_in_one_workdir_one_trains_and_one_is_refused(tmp_path, alone, corpus_file):
   running = [subprocess.Popen(**command(*train(corpus_file, tmp_path / 'run', *LONG)))
              for _ in range(2)]
   errors = [process.communicate(timeout=300)[1] for process in running]
@@ -115,7 +115,7 @@ def test_of_two_at_once_one_trains_and_the_other_says_who(tmp_path, alone, corpu
   assert (tmp_path / 'run/.lock').read_text() == ''
 
 
-def test_killed_and_resumed_ends_with_the_same_bits(tmp_path, alone, corpus_file):
+def test_a_killed_and_resumed_run_ends_with_the_same_bits(tmp_path, alone, corpus_file):
   killed = subprocess.Popen(**command(*train(corpus_file, tmp_path / 'killed', *LONG)))
   wait_for_step(tmp_path / 'killed', 65)
   killed.send_signal(signal.SIGKILL)
@@ -123,21 +123,21 @@ def test_killed_and_resumed_ends_with_the_same_bits(tmp_path, alone, corpus_file
   saved = checkpoint.Checkpoints(epath.Path(tmp_path / 'killed'), 3)
   assert saved.latest() is not None and saved.latest() < 120
   saved.close()
-  assert 'pid' in (tmp_path / 'killed/.lock').read_text()  # the kernel released it all the same
+  assert 'pid' in (tmp_path / 'killed/.lock').read_text()  # the kernel released the lock
   resumed = run(*train(corpus_file, tmp_path / 'killed', *LONG))
   assert resumed.returncode == 0, resumed.stderr
   assert 'from step' in resumed.stdout
   (step, bits), (step_alone, bits_alone) = (final_bits(d) for d in (tmp_path / 'killed', alone))
   assert step == step_alone == 120
   assert bits == bits_alone
-  # metrics.jsonl was cut back to the checkpoint: every step stands there once, with its loss.
+  # Resuming cut metrics.jsonl back to the checkpoint: each logged step has one line.
   lines = metrics(tmp_path / 'killed')
   assert lines == metrics(alone) and len([x for x in lines if 'loss' in x]) == 24
   digests = [d for x in lines for d in x.get('batch_digests', ())]
   assert len(set(digests)) == len(digests) == 120
 
 
-def test_sigterm_saves_and_says_so(tmp_path, corpus_file):
+def test_sigterm_saves_a_checkpoint_and_exits_with_75(tmp_path, corpus_file):
   process = subprocess.Popen(**command(*train(corpus_file, tmp_path / 'run', *LONGER)))
   wait_for_step(tmp_path / 'run', 60)
   process.send_signal(signal.SIGTERM)
@@ -149,8 +149,8 @@ def test_sigterm_saves_and_says_so(tmp_path, corpus_file):
   saved.close()
 
 
-def test_sigterm_saves_after_the_reader_of_the_output_has_ended(tmp_path, corpus_file):
-  """`main | tee log`: tee gets the same signal, and ends first."""
+def test_sigterm_saves_a_checkpoint_after_stdout_is_closed(tmp_path, corpus_file):
+  """In `main | tee log`, tee gets the same signal and ends first."""
   arguments = command(*train(corpus_file, tmp_path / 'run', *LONGER, '--config.log_every=1'))
   process = subprocess.Popen(**arguments | {'stdout': subprocess.PIPE})
   next(line for line in process.stdout if line.startswith('step '))
@@ -184,7 +184,8 @@ def test_ctrl_c_names_the_newest_checkpoint(tmp_path, corpus_file):
     ('--cnofig=x', 'cnofig'),
     ('stray', "unexpected argument 'stray'"),
 ])
-def test_a_wrong_flag_is_one_line_and_exit_2(run_typed, tmp_path, corpus_file, flag, message):
+def test_a_wrong_flag_prints_one_line_and_exits_with_2(run_typed, tmp_path, corpus_file, flag,
+                                                       message):
   done = run_typed(*train(corpus_file, tmp_path / 'run', flag))
   assert_mistake(done, message)
   assert not (tmp_path / 'run/checkpoints').exists()
@@ -204,7 +205,7 @@ def workdir(run_typed, tmp_path_factory, corpus_file):
   return folder
 
 
-def test_predict(run_typed, workdir, tmp_path):
+def test_predict_gives_the_answers_of_the_python_interface(run_typed, workdir, tmp_path):
   def predict(task, text):
     done = run_typed('predict', f'--task={task}', f'--model={workdir}', input=text)
     assert done.returncode == 0, done.stderr
@@ -250,7 +251,7 @@ def test_predict_needs_a_task_and_a_model(run_typed, workdir, tmp_path):
 
 
 @pytest.mark.slow
-def test_full_disk_while_saving(tmp_path, corpus_file):
+def test_a_run_resumes_after_a_full_disk(tmp_path, corpus_file):
   disk = tmp_path / 'disk'
   disk.mkdir()
   mounted = subprocess.run(['mount', '-t', 'tmpfs', '-o', 'size=1500k', 'tmpfs', str(disk)],
@@ -265,12 +266,12 @@ def test_full_disk_while_saving(tmp_path, corpus_file):
     step, _ = final_bits(disk / 'run')  # the last complete checkpoint can be read
     assert 1 <= step < 12
     subprocess.run(['mount', '-o', 'remount,size=20m', str(disk)], check=True)
-    assert run(*train(corpus_file, disk / 'run', *flags)).returncode == 0  # and the run goes on
+    assert run(*train(corpus_file, disk / 'run', *flags)).returncode == 0  # the run resumes
   finally:
     subprocess.run(['umount', str(disk)])
 
 
-def test_the_reader_of_the_output_may_end(tmp_path):
+def test_predict_ends_quietly_when_its_output_is_closed(tmp_path):
   """As in `predict | head -1`: no traceback, and the status of SIGPIPE."""
   folder = made_tasks.model(tmp_path / 'model')
   (tmp_path / 'in.jsonl').write_text(3000 * '{"text": "w1"}\n')

@@ -33,7 +33,7 @@ def finetune(config, tmp_path):
   lines = [json.loads(x) for x in (tmp_path / 'run/metrics.jsonl').read_text().splitlines()]
   assert [x['step'] for x in lines if 'loss' in x] == [1, 2]
   guess = {'sequence_classification': 2, 'token_classification': 3, 'question_answering': 15,
-           'multiple_choice': 3,  # labels, tags, about as many tokens, choices
+           'multiple_choice': 3,  # labels, tags, about 15 tokens, choices
            # Two texts of a pair share words: random weights already leave 4 of 8 (1.27 to 1.54 over
            # six seeds' dropout).
            'sentence_embedding': 4, 'sparse_embedding': 8, 'late_interaction': 8,
@@ -43,7 +43,7 @@ def finetune(config, tmp_path):
   assert 'eval_' + resolved['keep_best'] in lines[-1]
 
 
-# Other default tests train what these configs train, but for sizes, rates and masks.
+# Other default tests cover these configs with other sizes, rates and masks.
 SLOW = ('mini', 'small', 'medium', 'base', 'large', 'chinese_base', 'roberta_base', 'modern_base',
         'long_documents', 'deberta_v3_base')
 
@@ -51,12 +51,12 @@ SLOW = ('mini', 'small', 'medium', 'base', 'large', 'chinese_base', 'roberta_bas
 @pytest.mark.parametrize('path', [
     pytest.param(path, id=path.stem, marks=pytest.mark.slow if path.stem in SLOW else ())
     for path in CONFIGS])
-def test_config(path, tmp_path, corpus_file):
+def test_each_config_trains(path, tmp_path, corpus_file):
   config = runpy.run_path(str(path))['get_config']()
   assert config.is_locked
   if config.task != 'pretrain':
     return finetune(config, tmp_path)
-  phases = config.phases and ((1, 32, 8), (1, 32, 8))  # of one length, which compiles once
+  phases = config.phases and ((1, 32, 8), (1, 32, 8))  # of one length: one compilation
   source = corpus_file
   if config.data.format == 'wikitext':
     source = str(tmp_path / 'wiki.train.raw')
@@ -65,23 +65,23 @@ def test_config(path, tmp_path, corpus_file):
         for i, d in enumerate(conftest.make_documents(30))))
   config.update_from_flattened_dict({**SMALL, 'phases': phases, 'data.source': source})
   if config.model.architecture == 'modernbert':
-    config.model.num_layers = 4  # one, and a group of three
+    config.model.num_layers = 4  # one layer, and a group of three
   if config.data.tokenizer == 'bpe':
     config.model.vocab_size = 300  # room for the bytes
   if config.objective == 'distillation':
     torch_bert.make('BertForMaskedLM', tmp_path / 'teacher', hidden_size=32, num_attention_heads=4,
                     intermediate_size=64, max_position_embeddings=64, vocab_size=200)
     config.teacher = str(tmp_path / 'teacher')
-  if config.model.activation is None:  # it goes on from another model
+  if config.model.activation is None:  # it starts from another model
     torch_bert.make('BertModel', tmp_path / 'model', hidden_size=32, num_attention_heads=4,
                     intermediate_size=64, max_position_embeddings=64, vocab_size=200)
     config.init_from = str(tmp_path / 'model')
   run.run(config, str(tmp_path / 'run'))
   lines = [json.loads(x) for x in (tmp_path / 'run/metrics.jsonl').read_text().splitlines()]
   assert [x['step'] for x in lines if 'loss' in x] == [1, 2]
-  # Untrained, it guesses among the vocabulary and, of pairs, the two labels.
+  # An untrained model guesses: a token of the vocabulary and, for pairs, one of two labels.
   vocabulary = json.loads((tmp_path / 'run/run.json').read_text())['config']['model']['vocab_size']
-  # The labels of a pair, and ELECTRA's of every token.
+  # Binary labels: one for a pair, one for every token in ELECTRA.
   detects = config.model.architecture == 'electra' or config.objective.startswith('replaced')
   labels = 50 if detects else config.data.sequences != 'full_sentences'
   loss = lines[0]['mlm_loss' if config.objective == 'distillation' else 'loss']
@@ -94,9 +94,9 @@ def test_a_config_has_the_fields_of_its_table(task):
   table, values = config_lib.fields(task), config_lib.flat(config)
   assert values.keys() == table.keys() and table['task'].default == task
   for name, value in values.items():
-    unset = value is None and name.startswith('model.')  # as `init_from` has it
+    unset = value is None and name.startswith('model.')  # `init_from` sets it
     assert unset or name == 'model.scan_unroll' or value == table[name].default, name
-  # A new field needs its entry alone: it may not change, and always has an effect.
+  # A new field needs only an entry. By default it may not change and always has an effect.
   field = config_fields.Field(3, config_fields.at_least(1))
   more = config_fields.with_values(table, {'data.new': field, 'seed': None, 'log_every': 7})
   assert more.keys() == table.keys() - {'seed'} | {'data.new'} and more['log_every'].default == 7

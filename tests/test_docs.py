@@ -45,7 +45,7 @@ def shell(line):
 
 @pytest.fixture(scope='module')
 def run(tmp_path_factory):
-  """Runs a command line: those of bert_jax without a shell, which saves their imports."""
+  """Runs a command line; commands of bert_jax need no shell and share their imports."""
   folder = tmp_path_factory.mktemp('output')
 
   def run(line):
@@ -72,12 +72,12 @@ def workdir(tmp_path_factory, corpus_file):
 
 
 def test_the_first_two_commands_are_the_launch_scripts():
-  # The first is run in small by the fixture above, the second runs this very test.
+  # The fixture above runs the first with small sizes. The second runs this test.
   assert commands()[:2] == ['bash launch/local.sh', 'bash launch/test.sh']
 
 
 def finetuning(line, workdir, tmp_path):
-  """A fine-tuning command on made files, from a small model, for two steps."""
+  """A fine-tuning command on generated files, from a small model, for two steps."""
   task = re.search(r'configs/(\w+)\.py', line)[1]
   replaced = re.compile(r'--(workdir|config\.(data|init_from))')
   words = [w for w in shlex.split(line) if not replaced.match(w)]
@@ -88,7 +88,7 @@ def finetuning(line, workdir, tmp_path):
 
 
 def evaluation(line, tmp_path, corpus_file):
-  """A command of `evaluate` or of the speedrun on made files."""
+  """A command of `evaluate` or of the speedrun on generated files."""
   pair = {'sentence_good': 'the king runs', 'sentence_bad': 'the king run', 'UID': 'agreement',
           'linguistics_term': 'verbs'}
   (tmp_path / 'pairs.jsonl').write_text(json.dumps(pair) + '\n')
@@ -106,9 +106,9 @@ def evaluation(line, tmp_path, corpus_file):
                      ("'held_out/*.txt'", corpus_file), ("'corpus/*.txt.gz'", corpus_file),
                      ('=scores/', f'={tmp_path}/scores/')):
     line = line.replace(name, path)
-  if 'speedrun' in line:  # the minutes hold a step of each phase on a busy machine too
+  if 'speedrun' in line:  # enough minutes for a step of each phase on a busy machine
     return line + f' --minutes=0.2 --words=3000 --workdir={tmp_path}/speedrun'
-  if 'suite=task' in line:  # the run that stands for runs/sst2 read other columns
+  if 'suite=task' in line:  # the stand-in for runs/sst2 has other columns
     return line + ' --fields=format=glue/sst2'
   return line + ' --rates=1e-4 --seeds=1 --epochs=1 --batch_size=8' * ('suite=glue' in line)
 
@@ -139,7 +139,7 @@ def exported(workdir, tmp_path_factory):
 
 
 def cases() -> list:
-  """The commands after the first two; those of the guides that train for a while are slow."""
+  """The commands after the first two; long trainings of the guides are slow tests."""
   trains = re.compile(r'bert_jax\.(main|plan)|launch/s|suite=glue')
   of_readme = commands({'README.md': PAGES['README.md']})
   return [pytest.param(line, marks=pytest.mark.slow)
@@ -147,7 +147,7 @@ def cases() -> list:
 
 
 @pytest.mark.parametrize('line', cases())
-def test_command(line, run, workdir, tmp_path, corpus_file, fine_tuned):
+def test_each_documented_command_runs(line, run, workdir, tmp_path, corpus_file, fine_tuned):
   for name, model in fine_tuned.items() if '_jax.main' not in line else ():
     line = line.replace(f'={name}', f'={model}')
   line = line.replace('runs/tiny', f'{workdir}/runs/tiny')
@@ -199,7 +199,7 @@ def test_command(line, run, workdir, tmp_path, corpus_file, fine_tuned):
 @pytest.mark.parametrize('code', [
     pytest.param(code, marks=pytest.mark.slow) if 'bert_jax.train(' in code else code
     for code in blocks('python')])
-def test_python(code, workdir, fine_tuned, exported):
+def test_each_documented_python_block_runs(code, workdir, fine_tuned, exported):
   code = code.replace("'exported/", f"'{exported}/")
   for name, model in fine_tuned.items():
     code = code.replace(f"'{name}'", f"'{model}'")
@@ -224,8 +224,8 @@ def build_site(config: pathlib.Path, target: pathlib.Path) -> subprocess.Complet
        f'--site-dir={target}'], cwd=ROOT, text=True, capture_output=True)
 
 
-def test_the_site_is_built(tmp_path):
-  """Without a warning, and its interface is what users call."""
+def test_the_site_builds_without_a_warning(tmp_path):
+  """The interface page has every method that the other pages call."""
   done = build_site(ROOT / 'mkdocs.yml', tmp_path)
   assert not done.returncode and 'WARNING' not in done.stderr, done.stderr
   api = (tmp_path / 'api/objectives/index.html').read_text()
@@ -239,7 +239,7 @@ def test_the_site_is_built(tmp_path):
     assert not re.search(r'<code>_\w+</code>', page.read_text()), page
 
 
-def test_a_mistake_on_the_site_is_found(tmp_path):
+def test_a_mistake_on_the_site_fails_the_build(tmp_path):
   settings = re.sub(r'^nav:\n(?: .*\n)*', '', (ROOT / 'mkdocs.yml').read_text(), flags=re.M)
   (tmp_path / 'mkdocs.yml').write_text(settings.replace('paths: [.]', f'paths: [{tmp_path}]'))
   (tmp_path / 'docs').mkdir()

@@ -1,4 +1,4 @@
-"""The recipe from a published checkpoint over one's own text to an embedder, in small."""
+"""The recipe from a published checkpoint and own text to an embedder, with small sizes."""
 
 import json
 import subprocess
@@ -12,7 +12,7 @@ from tests.test_commands import ROOT
 
 
 @pytest.mark.slow
-def test_three_ways_to_an_embedder(tmp_path):
+def test_the_recipe_compares_three_ways_to_an_embedder(tmp_path):
   rng = np.random.default_rng(0)
   texts = [[' '.join(rng.choice(made_tasks.WORDS, 5)).capitalize() + '.' for _ in range(5)]
            for _ in range(120)]

@@ -1,4 +1,4 @@
-"""docs/extending.md says what an addition costs: it is added here, at this cost and no other."""
+"""Each addition takes exactly the files and lines that docs/extending.md names."""
 
 import dataclasses
 import functools
@@ -49,7 +49,7 @@ def tokens(rows: int, length: int) -> Tokens:
   return Tokens(ids, np.zeros_like(ids), np.where(at < half, at, at - half), text_ids)
 
 
-def test_an_architecture_is_written_and_read_in_every_layout(architecture, tmp_path):
+def test_a_new_architecture_is_saved_and_loaded_in_every_layout(architecture, tmp_path):
   tokenizer = made_tasks.tokenizer()
   config = architectures.make_config(
       {**SIZES, 'architecture': 'last_norm', 'vocab_size': tokenizer.vocab_size})
@@ -57,7 +57,7 @@ def test_an_architecture_is_written_and_read_in_every_layout(architecture, tmp_p
   params = nn.unbox(jax.jit(encoder.init)(jax.random.key(0), batch, batch.ids[:, :1]))
   encode = jax.jit(functools.partial(encoder.apply, method='encode'))
   hidden = np.asarray(encode(params, batch))
-  np.testing.assert_allclose(hidden.mean(-1), 0, atol=1e-6)  # that last norm
+  np.testing.assert_allclose(hidden.mean(-1), 0, atol=1e-6)  # the last norm
   np.testing.assert_allclose(hidden.std(-1), 1, atol=1e-3)
   params['params']['last_norm']['scale'] = np.arange(32, dtype=np.float32)
   model = Pretrained(config, jax.device_get({'params': {'bert': params['params']}}), tokenizer)
@@ -74,27 +74,27 @@ def test_an_architecture_is_written_and_read_in_every_layout(architecture, tmp_p
 
 
 @pytest.mark.slow
-def test_an_architecture_is_trained_and_used(architecture, corpus_file, tmp_path):
+def test_a_new_architecture_trains_and_encodes(architecture, corpus_file, tmp_path):
   config = conftest.tiny_config(corpus_file, **{
       'model.architecture': 'last_norm', 'optimizer.warmup_steps': 1, 'train_steps': 2,
       'eval_every': 2, 'checkpoint_every': 2})
   run.run(config, str(tmp_path / 'run'))
   bert = bert_jax.from_pretrained(str(tmp_path / 'run'))
   scale = bert.params['params']['bert']['last_norm']['scale']
-  assert np.abs(np.asarray(scale) - 1).max() > 0  # it has learned
+  assert np.abs(np.asarray(scale) - 1).max() > 0  # training changed it
   assert np.all(np.isfinite(bert.encode(['w1 w2']).hidden))
 
 
-# Who else names an architecture: the objectives that are for it alone, and the readers of
-# tokenizers and of pipelines, which have names of their own for it.
+# Other files that name an architecture: the objectives for it alone. The readers of tokenizers and
+# pipelines have their own names for it.
 ELSEWHERE = {'electra': {'objectives/objectives.py'},
              'deberta-v2': {'objectives/objectives.py', 'objectives/disentangled_sharing.py'},
              'roberta': {'runs/initial.py'}, 'distilbert': {'runs/initial.py'}}
-OWN = {'deberta-v2': 'deberta', 'modernbert': 'modern'}  # stem of its files
+OWN = {'deberta-v2': 'deberta', 'modernbert': 'modern'}  # the stems of their files
 
 
 @pytest.mark.parametrize('name', sorted(architectures.ALL.keys() - {'bert'}))
-def test_only_its_own_files_and_two_lists_name_an_architecture(name):
+def test_an_architecture_is_named_only_in_its_files_and_two_lists(name):
   stem = OWN.get(name, name)
   allowed = {f'model/{stem}.py', 'model/architectures.py', f'interop/{stem}_names.py',
              'interop/families.py', *ELSEWHERE.get(name, ())}
@@ -105,7 +105,7 @@ def test_only_its_own_files_and_two_lists_name_an_architecture(name):
   assert naming <= allowed and 'model/architectures.py' in naming
 
 
-def test_a_kernel(monkeypatch):
+def test_a_new_attention_kernel_runs_where_it_is_available(monkeypatch):
   config = architectures.make_config({**SIZES, 'vocab_size': 50})
   encoder, batch = architectures.make_encoder(config), tokens(2, 16)
   params = jax.jit(encoder.init)(jax.random.key(0), batch, batch.ids[:, :1])
@@ -129,7 +129,7 @@ def test_a_kernel(monkeypatch):
   assert traced > 0
   np.testing.assert_allclose(fast[real], plain[real], atol=1e-5)
   assert attention_kernels.choose_path(config, 15) == ('xla', '15 is odd')
-  encoder.apply(params, batch, method='states')  # the plain way
+  encoder.apply(params, batch, method='states')  # without the kernel
   assert len(calls) == traced
   cannot_drop = attention_kernels.ALL['loops']._replace(drops=False)
   monkeypatch.setitem(attention_kernels.ALL, 'loops', cannot_drop)
@@ -156,8 +156,8 @@ def files_with(*words: str) -> set[str]:
 
 @pytest.mark.parametrize('task, classes', [
     ('multiple_choice', ('MultipleChoice', 'ChoiceFiles', 'ChoiceKind', 'BertForMultipleChoice'))])
-def test_a_task_is_one_file_and_a_line(task, classes):
-  """Its head is trained, used for predictions, converted and started from."""
+def test_a_task_needs_one_file_and_one_entry(task, classes):
+  """The file covers training, predictions, conversion and runs that start from the head."""
   own, listed = f'tasks/{task}.py', 'tasks/task_list.py'
   assert files_with(task, *classes) == {own, listed}
   kind = task_list.WITH_HEAD[task]
@@ -168,8 +168,8 @@ def test_a_task_is_one_file_and_a_line(task, classes):
   assert f'`bert_jax/{own}`' in EXTENDING  # readers start from it
 
 
-def test_an_objective_is_one_file_and_an_entry():
-  """The comment of the config field names it too, and nothing else in the package does."""
+def test_an_objective_needs_one_file_and_one_entry():
+  """Besides, only the comment of the config field names it."""
   own, listed = 'objectives/disentangled_sharing.py', 'objectives/objectives.py'
   field = 'fields/pretraining_fields.py'
   name, objective = 'replaced_tokens_gdes', objectives.ALL['replaced_tokens_gdes'].create
@@ -182,8 +182,8 @@ def test_an_objective_is_one_file_and_an_entry():
       re.findall('`[^`]+`', EXTENDING))
 
 
-def test_a_suite_is_one_file_an_entry_and_a_call():
-  """The help texts of the command name it too, and nothing else in the package does."""
+def test_a_suite_needs_one_file_one_entry_and_one_call():
+  """Besides, only the help texts of the command name it."""
   own, listed, command = 'evaluation/minimal_pairs.py', 'evaluation/suites.py', 'evaluate.py'
   assert 'minimal_pairs' in suites.SUITES and (PACKAGE / own).exists()
   assert files_with('minimal_pairs') - {own} == {listed, command}
@@ -197,9 +197,9 @@ def test_a_suite_is_one_file_an_entry_and_a_call():
       re.findall('`[^`]+`', EXTENDING))
 
 
-def test_a_loaded_model_has_what_answers_of_tasks_need():
+def test_a_loaded_model_has_the_members_that_tasks_need():
   init = inspect.getsource(LoadedModel.__init__)
-  of_instances = set(re.findall(r'self\.(\w+)(?=[^=(]* = )', init))  # it assigns these
+  of_instances = set(re.findall(r'self\.(\w+)(?=[^=(]* = )', init))  # __init__ assigns these
   protocol = task_kind.TrainedModel
   names = set(protocol.__annotations__) | {
       name for name, x in vars(protocol).items()

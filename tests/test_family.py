@@ -66,37 +66,37 @@ def teacher(tmp_path_factory, corpus_file) -> str:
   return str(workdir)
 
 
-# The default tests have the member that differs most from BERT.
+# The default tests cover the member that differs most from BERT.
 _SLOW = ('roberta', 'mpnet', 'distilbert', 'albert', 'electra', 'deberta-v2')
 
 
 @pytest.fixture(scope='module', params=[
     pytest.param(member, marks=pytest.mark.slow if member in _SLOW else ()) for member in MEMBERS])
 def trained(request, tmp_path_factory, corpus_file):
-  """(member, its config again, workdir) of a run of 12 steps, dp."""
+  """(member, maker of its config, workdir) of a run of 12 steps, dp."""
   workdir, overrides = tmp_path_factory.mktemp(request.param) / 'run', {}
   if request.param == 'distilbert':
     overrides['teacher'] = request.getfixturevalue('teacher')
 
-  def again(**more):
+  def new_config(**more):
     return make_config(request.param, corpus_file, **overrides, **more)
 
-  run.run(again(sharding='dp'), str(workdir))
-  return request.param, again, workdir
+  run.run(new_config(sharding='dp'), str(workdir))
+  return request.param, new_config, workdir
 
 
 @pytest.mark.slow
 def test_losses_are_the_same_on_another_mesh(trained, tmp_path):
-  _, again, workdir = trained
-  other = again(sharding='fsdp_tp', **{'mesh.data': 4, 'mesh.model': 2})
+  _, new_config, workdir = trained
+  other = new_config(sharding='fsdp_tp', **{'mesh.data': 4, 'mesh.model': 2})
   run.run(other, str(tmp_path / 'run'))
   a, b = ([x['loss'] for x in lines(w) if 'loss' in x] for w in (workdir, tmp_path / 'run'))
   np.testing.assert_allclose(a, b, rtol=2e-4)
   assert a[-1] < a[0]
 
 
-def test_resumed_ends_with_the_same_bits(trained, tmp_path, monkeypatch):
-  _, again, workdir = trained
+def test_a_resumed_run_ends_with_the_same_bits(trained, tmp_path, monkeypatch):
+  _, new_config, workdir = trained
   save = checkpoint.Checkpoints.save
 
   def stop_after(self, state, step, *args, **kwargs):
@@ -107,12 +107,12 @@ def test_resumed_ends_with_the_same_bits(trained, tmp_path, monkeypatch):
 
   with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
     patched.setattr(checkpoint.Checkpoints, 'save', stop_after)
-    run.run(again(sharding='dp'), str(tmp_path / 'run'))
-  run.run(again(sharding='dp'), str(tmp_path / 'run'))
+    run.run(new_config(sharding='dp'), str(tmp_path / 'run'))
+  run.run(new_config(sharding='dp'), str(tmp_path / 'run'))
   assert fingerprints(tmp_path / 'run', 12) == fingerprints(workdir, 12)
 
 
-def test_it_is_used(trained, tmp_path):
+def test_the_loaded_model_encodes_and_fills_masks(trained, tmp_path):
   member, _, workdir = trained
   bert = bert_jax.from_pretrained(str(workdir))
   text = conftest.make_documents(1)[0][0]
@@ -141,7 +141,7 @@ def finetuning_config(task, workdir, tmp_path, **overrides):
 # In a ModernBERT a head on tokens reads another input.
 @pytest.mark.parametrize('task', [
     pytest.param('sequence_classification', marks=pytest.mark.slow), 'token_classification'])
-def test_fine_tuned_exported_and_read_again(trained, tmp_path, task):
+def test_a_fine_tuned_model_is_exported_and_loaded(trained, tmp_path, task):
   member, _, workdir = trained
   if task != 'sequence_classification' and member != 'modernbert':
     pytest.skip('as for BERT, in test_finetune.py')
@@ -151,11 +151,11 @@ def test_fine_tuned_exported_and_read_again(trained, tmp_path, task):
   conversion.convert(str(tmp_path / 'run'), str(tmp_path / 'out'), 'huggingface')
   again = load.load(str(tmp_path / 'out'))
   assert (again.task, again.labels) == (model.task, model.labels)
-  assert initial.with_head_of(again, task, model.labels) is again  # trained further, it keeps it
+  assert initial.with_head_of(again, task, model.labels) is again  # further training keeps the head
   assert dataclasses.asdict(again.config)['architecture'] == member
 
 
-def test_layers_are_counted_only_where_each_has_its_own(trained, tmp_path):
+def test_layer_decay_is_refused_for_albert_and_modernbert(trained, tmp_path):
   member, _, workdir = trained
   if member not in ('albert', 'modernbert'):
     pytest.skip('its layers are as BERT\'s')
@@ -167,7 +167,7 @@ def test_layers_are_counted_only_where_each_has_its_own(trained, tmp_path):
 
 @pytest.mark.parametrize('member', ['albert', 'modernbert'])
 @pytest.mark.slow
-def test_costs_follow_from_few_layers(member):
+def test_estimated_costs_match_the_compiled_program(member):
   from bert_jax.data.phases import Phase
   from bert_jax.planning import estimate, programs
 

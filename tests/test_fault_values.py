@@ -1,4 +1,4 @@
-"""The random command lines of tests.faults keep up with the fields of the configs."""
+"""tests.faults can draw random values for every field of the configs."""
 
 import random
 
@@ -11,7 +11,7 @@ from tests.faults import configs
 
 
 @pytest.mark.parametrize('task', ['pretrain', *made_tasks.FILES])
-def test_each_field_has_a_value_to_draw(task):
+def test_each_field_has_several_random_values(task):
   fields = flat(config.pretraining('tiny') if task == 'pretrain' else config.finetuning(task))
   for name, value in fields.items():
     drawn = {configs.value_of(random.Random(seed), name, 0 if value is None else value)

@@ -1,4 +1,4 @@
-"""The benchmarks of a GPU, tried on a CPU."""
+"""The GPU benchmarks, run on a CPU."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from tests import test_commands
 
 
 @pytest.mark.slow
-def test_sides_take_turns_and_their_modules_are_listed(corpus_file, tmp_path):
+def test_a_benchmark_alternates_its_sides_and_lists_their_modules(corpus_file, tmp_path):
   preparation.prepare(preparation.Settings(corpus_file, vocab_size=200), str(tmp_path / 'records'))
   command = [sys.executable, '-m', 'benchmarks.train', f'--text={tmp_path / "records"}',
              f'--workdir={tmp_path}', '--sizes=tiny', '--lengths=128', '--batch=2', '--rounds=2',
@@ -60,7 +60,7 @@ def test_a_benchmark_waits_until_the_others_have_compiled(tmp_path, monkeypatch)
   assert end <= start2 or end2 <= start
 
 
-def test_a_side_is_warm_before_its_first_turn(tmp_path):
+def test_a_side_warms_up_before_its_first_turn(tmp_path):
   steps = tmp_path / 'steps'
   side = turns.Side(
       [sys.executable, '-c', 'from benchmarks import turns\n'
@@ -78,7 +78,7 @@ def test_a_side_is_warm_before_its_first_turn(tmp_path):
 
 
 def test_a_side_that_runs_ahead_reads_one_loss_for_each_turn(tmp_path):
-  """A turn's time is the mean of its steps: here each takes 0 s, and each loss 0.2 s."""
+  """A turn's time is the mean of its steps: a step takes 0 s here, and reading a loss 0.2 s."""
   (tmp_path / 'side.py').write_text('''
 import time
 from benchmarks import turns

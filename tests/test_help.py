@@ -28,7 +28,7 @@ def python(*arguments) -> subprocess.CompletedProcess:
     (('-m', 'bert_jax.convert'), '--helpshort'), (('-m', 'bert_jax.evaluate'), '--help'),
     (('-m', 'bert_jax.explore'), '-?'), (('-m', 'bert_jax.mine'), '--helpfull'),
     (('launch/sweep.py',), '--help'), (('launch/supervise.py',), '--help')])
-def test_help_is_no_error(command, flag):
+def test_help_prints_the_flags_and_exits_with_0(command, flag):
   done = python(*command, '--model=x', flag) if 'predict' in command[-1] else python(*command, flag)
   assert done.returncode == 0 and not done.stderr, done.stderr
   source = ROOT / (command[-1] if len(command) == 1 else command[-1].replace('.', '/') + '.py')
@@ -45,19 +45,19 @@ def test_help_is_no_error(command, flag):
       command[-1] in ('bert_jax.main', 'bert_jax.plan'))
 
 
-def test_every_command_is_tried():
-  tried = next(mark for mark in test_help_is_no_error.pytestmark).args[1]
+def test_the_test_of_help_covers_every_command():
+  tried = next(mark for mark in test_help_prints_the_flags_and_exits_with_0.pytestmark).args[1]
   assert {command[-1].removeprefix('bert_jax.') for command, _ in tried} == {
       *COMMANDS, 'launch/sweep.py', 'launch/supervise.py'}
 
 
-def test_the_groups_are_those_of_the_configs():
+def test_the_help_has_the_groups_of_the_configs():
   configs = [config_lib.pretraining('tiny'), *map(config_lib.finetuning, task_list.ALL)]
   groups = {name.rpartition('.')[0] for config in configs for name in config_lib.flat(config)}
   assert groups == set(config_flag.GROUPS)
 
 
-def test_each_group_is_explained_where_the_help_says():
+def test_the_help_names_the_files_that_define_each_group():
   config = config_lib.flat(config_lib.pretraining('tiny'))
   for group, (_, files) in config_flag.GROUPS.items():
     source = ''.join(path.read_text() for name in files.split(', ')
@@ -67,7 +67,7 @@ def test_each_group_is_explained_where_the_help_says():
     assert fields and all(re.search(rf'\b{field}\b', source) for field in fields), group
 
 
-def test_the_example_overrides_fields_that_exist():
+def test_the_example_of_the_help_overrides_existing_fields():
   words = shlex.split(re.search(r'python -m bert_jax.main.*\\\n.*', config_flag.help_text())[0])
   overrides = [word for word in words if word.startswith('--config.')]
   config = config_lib.pretraining('tiny')
@@ -77,8 +77,8 @@ def test_the_example_overrides_fields_that_exist():
 
 @pytest.mark.parametrize('script', sorted(
     path.stem for path in (ROOT / 'launch').glob('*.sh') if path.read_text().startswith('#!')))
-def test_help_of_a_script_does_nothing(script, tmp_path):
-  """It neither installs nor makes a folder --help."""
+def test_help_of_a_script_has_no_side_effects(script, tmp_path):
+  """It installs nothing and makes no folder named --help."""
   copy = tmp_path / 'launch'
   copy.mkdir()
   for path in (ROOT / 'launch').glob('*.sh'):

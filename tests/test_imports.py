@@ -1,11 +1,11 @@
-"""The rooms of the package: imports point down one list of rooms, and never in a circle."""
+"""The rooms of the package: imports point down one list of rooms and form no cycle."""
 
 import ast
 import graphlib
 import pathlib
 
 PACKAGE = pathlib.Path(__file__).parents[1] / 'bert_jax'
-# A room imports those before it. The commands and `from_pretrained` stand above all rooms.
+# A room imports only earlier rooms. The commands and `from_pretrained` stand above all rooms.
 ROOMS = ('errors', 'config_fields', 'config_files', 'runtime', 'data', 'parallel', 'model',
          'objectives', 'labelled', 'tasks', 'reporting', 'training', 'interop', 'inference',
          'mteb', 'fields', 'config', 'runs', 'evaluation', 'planning', 'views', 'commands')
@@ -43,17 +43,17 @@ def test_imports_point_down():
   assert not above
 
 
-def test_no_two_files_import_each_other():
+def test_imports_form_no_cycle():
   list(graphlib.TopologicalSorter(imports()).static_order())  # raises CycleError, which names them
 
 
-def test_no_two_files_have_one_name():
+def test_file_names_are_unique():
   names = [path.stem for path in PACKAGE.rglob('*.py') if path.stem != '__init__']
   assert not {name for name in names if names.count(name) > 1}
 
 
-def test_one_room_knows_the_mesh():
-  """Only `parallel` names the axes of the mesh; others name logical axes."""
+def test_only_parallel_and_planning_name_mesh_axes():
+  """All other rooms name logical axes."""
   for path in PACKAGE.rglob('*.py'):
     if path.parent.name not in ('parallel', 'planning'):
       assert "PartitionSpec('" not in path.read_text(), path

@@ -1,4 +1,4 @@
-"""The commands of the launch scripts, to the letter; shellcheck accepts the scripts."""
+"""The exact commands of the launch scripts; shellcheck accepts the scripts."""
 
 import os
 import pathlib
@@ -30,7 +30,7 @@ def commands(script, *arguments) -> list[list[str]]:
   return [shlex.split(line) for line in launch(script, '--dry-run', *arguments).stdout.splitlines()]
 
 
-def test_shellcheck():
+def test_shellcheck_accepts_the_scripts():
   shellcheck = pathlib.Path(sys.executable).parent / 'shellcheck'
   scripts = sorted(str(path.relative_to(ROOT)) for folder in ('launch', 'benchmarks')
                    for path in (ROOT / folder).glob('*.sh'))
@@ -39,7 +39,7 @@ def test_shellcheck():
   assert not done.stdout + done.stderr
 
 
-def test_tpu_vm_is_created():
+def test_tpu_vm_creates_and_deletes_a_machine():
   where = ['b', '--zone=us-west4-a']
   given = '--name=b', '--zone=us-west4-a'
   assert commands('tpu_vm', 'create', *given, '--spot') == [
@@ -60,7 +60,7 @@ MACHINE = ['--reserved', '--internal-ips', '--network=n', '--subnetwork=s',
            '--data-disk=source=projects/p/zones/z/disks/d,mode=read-only']
 
 
-def test_tpu_vm_in_a_network_of_its_own():
+def test_tpu_vm_passes_on_project_and_network_options():
   given = ['--name=b', *PLACE, *MACHINE]
   what = '--accelerator-type=v5p-8'
   assert commands('tpu_vm', 'create', *given, '--type=v5p-8') == [
@@ -69,7 +69,7 @@ def test_tpu_vm_in_a_network_of_its_own():
       ['gcloud', 'compute', 'tpus', 'queued-resources', 'create', 'b', '--node-id=b', *PLACE, what,
        '--runtime-version=v2-alpha-tpuv5', *MACHINE]]
   assert commands('tpu_vm', 'delete', *given) == [[*TPU.split(), 'delete', 'b', *PLACE, '--quiet']]
-  # The hosts have no other addresses.
+  # The hosts have only internal addresses.
   assert commands('tpu_vm', 'log', *given) == [
       [*TPU.split(), 'ssh', 'b', *PLACE, '--worker=0', '--internal-ip',
        '--command=tail -n 100 -f bert_jax/run.log']]
@@ -106,7 +106,7 @@ def test_several_hosts_need_an_ssh_agent(tmp_path, held, type, status):
 def test_tpu_vm_runs_on_every_host():
   (command,) = commands('tpu_vm', 'run', '--name=b', '--zone=z', '--type=v4-32', '--', *FLAGS)
   assert command[:-1] == [*TPU.split(), 'ssh', 'b', '--zone=z', '--worker=all']
-  # As a shell on the host splits it.
+  # Split as a shell on the host does.
   words = shlex.split(command[-1].removeprefix('--command='))
   first = words.index('env')
   assert words[:2] == ['cd', 'bert_jax'] and words[first - 1] == '{'
@@ -115,8 +115,8 @@ def test_tpu_vm_runs_on_every_host():
                                'run.log', '2>&1', '<', '/dev/null', '&', '}']
 
 
-def test_a_host_has_one_run_at_a_time(tmp_path):
-  """The command that the hosts get, in a folder with a Python that sleeps."""
+def test_a_host_refuses_a_second_run(tmp_path):
+  """Runs the command of the hosts in a folder whose Python sleeps."""
   (command,) = commands('tpu_vm', 'run', '--name=b', '--zone=z', '--', *FLAGS)
   python = tmp_path / 'bert_jax/.venv/bin/python'
   python.parent.mkdir(parents=True)
@@ -139,7 +139,7 @@ def test_a_host_has_one_run_at_a_time(tmp_path):
   first = pid()
   second = start()
   assert (second.returncode, second.stderr) == (2, 'bert_jax: a run is in progress here\n')
-  assert pid() == first  # its log is whole
+  assert pid() == first  # the second run did not touch the log
   os.kill(first, signal.SIGKILL)
   while pathlib.Path(f'/proc/{first}').exists():
     time.sleep(0.05)
@@ -150,9 +150,9 @@ def test_a_host_has_one_run_at_a_time(tmp_path):
 @pytest.mark.parametrize('state, calls', [
     ('READY', ['describe', 'ssh']),
     ('PREEMPTED', ['describe', 'delete', 'create', 'scp', 'ssh', 'ssh']),
-    ('', ['describe', 'create', 'scp', 'ssh', 'ssh']),  # there is no such machine
+    ('', ['describe', 'create', 'scp', 'ssh', 'ssh']),  # no such machine
     ('CREATING', ['describe']), ('REPAIRING', ['describe'])])
-def test_what_resume_does_to_a_machine(tmp_path, state, calls):
+def test_resume_recreates_only_a_preempted_or_missing_machine(tmp_path, state, calls):
   (tmp_path / 'gcloud').write_text(
       f'#!/bin/bash\necho "$4" >> {tmp_path}/calls\n'
       f'if [ "$4" = describe ]; then [ -n "{state}" ] && echo {state}; fi\n')
@@ -167,7 +167,7 @@ def test_what_resume_does_to_a_machine(tmp_path, state, calls):
         2, f'bert_jax: b is {state}: wait until it is READY, or delete it\n')
 
 
-def test_tpu_vm_goes_on_after_preemption():
+def test_a_dry_run_of_resume_recreates_the_machine():
   calls = commands('tpu_vm', 'resume', '--name=b', '--zone=z', '--spot', '--', *FLAGS)
   assert [command[4] for command in calls if command[0] == 'gcloud'] == [
       'delete', 'create', 'scp', 'ssh', 'ssh']
@@ -183,7 +183,7 @@ def manifest(*arguments) -> dict:
   return yaml.safe_load(given)
 
 
-def test_gke_manifest():
+def test_a_gke_manifest_describes_the_run():
   job = manifest('--topology=v5p:2x2x4')
   assert job['kind'] == 'JobSet' and job['metadata']['name'] == 'b'
   pods = job['spec']['replicatedJobs'][0]['template']['spec']
@@ -198,7 +198,7 @@ def test_gke_manifest():
   assert container['env'][0]['name'] == 'LIBTPU_INIT_ARGS'
 
 
-def test_gke_starts_again_after_all_but_a_mistake():
+def test_gke_restarts_after_every_failure_except_a_mistake():
   spec = manifest('--topology=v5e:4x4', '--max-restarts=7')['spec']
   # A status that no rule names fails its Job by backoffLimit, and the JobSet starts again.
   assert spec['failurePolicy'] == {'maxRestarts': 7, 'rules': [
@@ -213,7 +213,7 @@ def test_gke_starts_again_after_all_but_a_mistake():
 @pytest.mark.parametrize('given, hosts, chips', [
     (('v5e:2x4',), 2, 4), (('v5e:2x4', 8), 1, 8), (('v6e:2x4', 8), 1, 8), (('v6e:2x4', 4), 2, 4),
     (('v5e:4x4',), 4, 4), (('v5e:2x2',), 1, 4), (('v6e:1x1',), 1, 1), (('tpu7x:2x2x2',), 2, 4)])
-def test_gke_hosts(given, hosts, chips):
+def test_gke_requests_the_hosts_and_chips_of_a_topology(given, hosts, chips):
   topology, *more = given
   spec = manifest(f'--topology={topology}', *(f'--chips_per_host={n}' for n in more))['spec']
   job = spec['replicatedJobs'][0]['template']['spec']
@@ -222,7 +222,7 @@ def test_gke_hosts(given, hosts, chips):
   assert container['resources']['limits'] == {'google.com/tpu': chips}
 
 
-def test_gke_applies_a_whole_manifest_or_nothing(tmp_path):
+def test_gke_applies_a_complete_manifest_or_nothing(tmp_path):
   (tmp_path / 'kubectl').write_text(f'#!/bin/bash\necho "$@" > {tmp_path}/words\n'
                                     f'cat > {tmp_path}/applied\n')
   (tmp_path / 'kubectl').chmod(0o755)
@@ -238,7 +238,7 @@ def test_gke_applies_a_whole_manifest_or_nothing(tmp_path):
   assert yaml.safe_load((tmp_path / 'applied').read_text())['metadata']['name'] == 'b'
 
 
-def test_gke_commands():
+def test_gke_starts_workloads_with_xpk_and_builds_images():
   flags = subprocess.check_output(['bash', '-c', '. launch/xla_flags.sh; xla_flags v6e'], cwd=ROOT,
                                   text=True).strip()
   assert flags.startswith('LIBTPU_INIT_ARGS=')
@@ -252,7 +252,7 @@ def test_gke_commands():
       ['docker', 'build', '-f', 'launch/Containerfile', '-t', 'i', '.'], ['docker', 'push', 'i']]
 
 
-def test_slurm():
+def test_slurm_submits_and_cancels_jobs():
   (command,) = commands('slurm', 'submit', '--name=b', '--nodes=4', '--', *FLAGS)
   assert command[:-1] == [
       'sbatch', '--job-name=b', '--nodes=4', '--ntasks-per-node=8', '--gpus-per-node=8',
@@ -306,7 +306,7 @@ def test_slurm():
     ('tpu_vm', ('create', '--name=b', '--zone=z', '--internal-ips='),
      'bert_jax: --internal-ips=: give true or false\n'),
 ])
-def test_mistakes(script, arguments, message):
+def test_mistakes_are_refused_in_one_line(script, arguments, message):
   done = launch(script, '--dry-run', *arguments, status=2)
   assert message in done.stderr and len(done.stderr.splitlines()) == 1
 
@@ -336,7 +336,7 @@ def test_the_environment_has_the_newest_python(tmp_path, usable, chosen):
 
 
 def test_an_environment_without_pip_is_kept(tmp_path):
-  """As uv makes them: it gets pip, and keeps what it has."""
+  """uv makes such environments. The script adds pip and keeps the rest."""
   subprocess.run([sys.executable, '-m', 'venv', '--without-pip', tmp_path / 'venv'], check=True)
   (tmp_path / 'venv/mark').touch()
   (tmp_path / 'requirements.txt').touch()

@@ -26,11 +26,11 @@ def test_a_product_counts_each_multiplication_and_addition(monkeypatch, dtype):
   assert limits.multiply_flops(64, dtype) == 64**3
   (function, x), = timed
   assert x.dtype == dtype
-  # Repeated products of the matrix stay what they are: neither infinite nor zero.
+  # Repeated products of the matrix give the same values: they do not overflow or vanish.
   assert jnp.array_equal(function(function(x)), x)
 
 
-def test_the_best_time_is_that_of_a_whole_run(monkeypatch):
+def test_the_best_time_is_the_shortest_of_all_runs(monkeypatch):
   clock = iter([0, 5, 10, 12, 20, 23])
   monkeypatch.setattr(limits.time, 'perf_counter', lambda: next(clock))
   assert limits._best_seconds(jax.jit(lambda x: x + 1), jnp.zeros(2)) == 2

@@ -7,11 +7,11 @@ from benchmarks import local
 FILES = ('README.md', 'docs/results.md', 'configs/tiny.py', local.PICTURE)
 
 
-def test_all_places_agree():
+def test_all_files_state_the_same_figures():
   assert not local.disagreeing(local.ROOT)
 
 
-def test_another_run_replaces_all_places(tmp_path):
+def test_a_new_run_updates_the_figures_in_all_files(tmp_path):
   for name in FILES:
     (tmp_path / name).parent.mkdir(exist_ok=True)
     shutil.copy(local.ROOT / name, tmp_path / name)
@@ -25,7 +25,7 @@ def test_another_run_replaces_all_places(tmp_path):
   assert '| 12 min, install included | 4.12 | 6.50 | 0.65 |' in results
   assert 'MLM loss 4.12 (the token frequencies alone give 6.50), NSP accuracy 0.65.' in ' '.join(
       tiny.split())
-  # Nothing else of the files changes, and each place is noticed.
+  # No other line changes, and every wrong place is reported.
   assert len(readme.splitlines()) == len((local.ROOT / 'README.md').read_text().splitlines()) - (
       len(figures.answers.splitlines()) - 3)
   (tmp_path / 'configs/tiny.py').write_text(tiny.replace('0.65', '0.66'))

@@ -13,7 +13,7 @@ def pins(name):
 
 
 @pytest.mark.parametrize('name', ['requirements', 'requirements-tpu', 'requirements-gpu'])
-def test_the_lock_has_the_pins(name):
+def test_the_lock_has_the_pinned_versions(name):
   pinned = [*pins('requirements.txt'), *pins(f'{name}.txt')]
   locked = pins(f'{name}.lock')
   assert len(pinned) > 20
@@ -29,7 +29,7 @@ def test_every_locked_package_has_hashes(name):
     assert re.search(r'--hash=sha256:[0-9a-f]{64}\b', entry), entry.splitlines()[0]
 
 
-def test_the_tests_have_the_compiler_of_a_tpu_vm():
+def test_the_tests_use_the_libtpu_of_a_tpu_vm():
   def compilers(name):
     return set(re.findall(r'^libtpu==([\d.]+) ; python_(?:full_)?version (<|>=) .3\.12',
                           (ROOT / name).read_text(), re.M))

@@ -1,4 +1,4 @@
-"""tests/mistakes.md: each command and its one line of output, to the letter, and each remedy."""
+"""tests/mistakes.md: each command prints exactly its line, and each remedy works."""
 
 import contextlib
 import multiprocessing
@@ -19,7 +19,7 @@ TABLE = re.findall(r'^\| `(.+)` \| (.+) \|$',
 @pytest.fixture(scope='module')
 def folder(tmp_path_factory) -> pathlib.Path:
   path = tmp_path_factory.mktemp('mistakes')
-  with contextlib.chdir(path):  # the commands are typed there: paths are as short as a user's
+  with contextlib.chdir(path):  # commands run in this folder: paths are as short as a user's
     mistakes.make(path)
   return path
 
@@ -38,7 +38,7 @@ def answer(run, folder, command: str) -> tuple[int, str]:
   return status, (folder / 'stderr').read_text()
 
 
-def test_each_stands_once_and_the_docs_show_twenty():
+def test_the_table_has_no_duplicates_and_the_docs_show_twenty_mistakes():
   assert len({command for command, _ in TABLE}) == len(TABLE)
   page = (mistakes.ROOT / 'docs/mistakes.md').read_text()
   shown = re.findall(r'^\| (.+) \| (.+) \|$', page, re.M)[2:]  # without the head
@@ -46,19 +46,19 @@ def test_each_stands_once_and_the_docs_show_twenty():
 
 
 @pytest.mark.parametrize('command, line', TABLE)
-def test_mistake(run, folder, command, line):
+def test_a_mistake_prints_its_line_and_changes_no_run(run, folder, command, line):
   shutil.rmtree(folder / 'new', ignore_errors=True)
   before = sorted((p, p.stat().st_mtime_ns) for p in (folder / 'run').rglob('[!.]*') if p.is_file())
   status, error = answer(run, folder, command.removeprefix('python -m bert_jax.'))
   assert (status, error) == (2, f'bert_jax: {line}\n')
   after = sorted((p, p.stat().st_mtime_ns) for p in (folder / 'run').rglob('[!.]*') if p.is_file())
-  assert after == before  # nothing is written over
+  assert after == before  # nothing is overwritten
   assert not list((folder / 'new').glob('checkpoints/*'))
 
 
 @pytest.fixture(scope='module')
 def type_here(run, folder):
-  """Types commands in a process that answers them all; see `typed_here`."""
+  """Runs all commands in one process; see `typed_here`."""
   ours, theirs = multiprocessing.Pipe()
   process = multiprocessing.get_context('forkserver').Process(
       target=typed_here.serve, args=(theirs, str(folder)))
@@ -76,7 +76,7 @@ def type_here(run, folder):
 
 @contextlib.contextmanager
 def undone(folder: pathlib.Path, spare: pathlib.Path):
-  """Takes away what is made in the folder meanwhile, and brings back what changes in its run."""
+  """Afterwards removes new files from the folder and restores its run."""
   shutil.rmtree(folder / 'new', ignore_errors=True)
   before = set(folder.iterdir())
   shutil.copytree(folder / 'run', spare / 'run')
@@ -89,25 +89,25 @@ def undone(folder: pathlib.Path, spare: pathlib.Path):
       shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
-# The compiler plans a step for seconds.
+# A plan compiles a step, which takes seconds.
 SLOW = [command for command, _ in TABLE if ' bert_jax.plan' in command]
 
 
 @pytest.mark.parametrize('command, line', [
     pytest.param(command, line, marks=pytest.mark.slow if command in SLOW else ())
     for command, line in TABLE])
-def test_remedy(type_here, folder, tmp_path, command, line):
+def test_the_remedy_in_the_line_works(type_here, folder, tmp_path, command, line):
   command = command.removeprefix('python -m bert_jax.')
-  found = remedies.of(command, line)
-  assert found is not None, 'what does the line tell people to do? Add it to tests/remedies.py'
+  named = remedies.of(command, line)
+  assert named is not None, 'what does the line tell people to do? Add it to tests/remedies.py'
   mistake = (2, f'bert_jax: {line}\n')
-  # A mistake that is found before the run opens its data has a remedy that goes so far.
+  # If a run refuses the mistake before it opens its data, its remedy is checked up to there.
   with undone(folder, tmp_path):
     checks_only = command.startswith('main') and type_here(command, True) == mistake
-  for remedy in found:
-    mended = remedy.command.replace('--to=huggingface', '--to=bert_jax')  # written without imports
+  for remedy in named:
+    mended = remedy.command.replace('--to=huggingface', '--to=bert_jax')  # needs no slow imports
     if command.startswith('main') and not checks_only and '.data.' not in mended:
-      mended += ' --config.data.source=corpus.txt'  # the built-in corpus takes its time
+      mended += ' --config.data.source=corpus.txt'  # the built-in corpus is slow
     with undone(folder, tmp_path):
       if remedy.before.startswith('!'):
         subprocess.run(remedy.before[1:], shell=True, check=True, cwd=folder)
@@ -115,4 +115,4 @@ def test_remedy(type_here, folder, tmp_path, command, line):
         assert type_here(remedy.before)[0] == 0
       status, error = type_here(mended, checks_only)
     past_it = error.startswith('bert_jax: ') and error != mistake[1]
-    assert status == 0 or remedy.may_go_on and past_it, (mended, error)
+    assert status == 0 or remedy.may_fail_later and past_it, (mended, error)

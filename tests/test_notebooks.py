@@ -1,4 +1,4 @@
-"""The notebooks, from top to bottom in a kernel of their own, at a small size."""
+"""Runs each notebook from top to bottom in its own kernel, with small sizes."""
 
 import json
 import pathlib
@@ -43,7 +43,7 @@ def images(outputs) -> int:
 
 
 @pytest.mark.parametrize('path', NOTEBOOKS, ids=lambda path: path.stem)
-def test_committed_without_outputs(path):
+def test_notebooks_are_committed_without_outputs(path):
   notebook = nbformat.read(path, as_version=4)
   nbformat.validate(notebook)
   code = [cell for cell in notebook.cells if cell.cell_type == 'code']
@@ -51,7 +51,7 @@ def test_committed_without_outputs(path):
 
 
 @pytest.mark.parametrize('path', NOTEBOOKS, ids=lambda path: path.stem)
-def test_opens_on_a_tpu_with_the_same_first_cells(path):
+def test_notebooks_open_on_a_tpu_with_the_same_first_cells(path):
   notebook, first = (nbformat.read(p, as_version=4) for p in (path, NOTEBOOKS[0]))
   assert notebook.metadata.accelerator == 'TPU' and notebook.metadata.colab.gpuType == 'V5E1'
   code = [[cell.source for cell in n.cells if cell.cell_type == 'code'] for n in (notebook, first)]
@@ -60,7 +60,7 @@ def test_opens_on_a_tpu_with_the_same_first_cells(path):
   assert not any('OWNER' in cell for cell in code[0][1:])
 
 
-def test_a_placeholder_for_an_address_is_told(tmp_path, monkeypatch):
+def test_a_placeholder_address_is_an_error(tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   monkeypatch.setenv('COLAB_RELEASE_TAG', 'release')
   notebook = nbformat.read(NOTEBOOKS[0], as_version=4)
@@ -87,12 +87,12 @@ NO_DRIVER = "NVIDIA-SMI has failed because it couldn't communicate with the NVID
     ({}, (), SMI.format('13.0'), 'gpu'),
     ({}, (), NEW_SMI.format('13.2'), 'gpu'),
 ])
-def test_the_extra_fits_the_chip(environ, devices, nvidia_smi, extra):
+def test_the_extra_matches_the_chip(environ, devices, nvidia_smi, extra):
   assert install.choose_extra(environ, devices, nvidia_smi) == extra
   assert not extra or f'\n{extra} = ["jax[' in (ROOT / 'pyproject.toml').read_text()
 
 
-def test_imported_packages():
+def test_imported_packages_are_found_among_names():
   assert install.imported(['numpy', 'jax', 'tensorboardx-of-no-one', 'pip']) >= {'numpy', 'jax'}
   assert not install.imported(['tensorboardx-of-no-one'])
 
@@ -101,7 +101,8 @@ def test_imported_packages():
     ('tpu', 'tpu', None), ('cuda12', 'gpu', None), ('', 'cpu', None),
     ('tpu', 'cpu', 'this machine has a TPU, but JAX [0-9.]+ runs on the CPU'),
     ('gpu', 'cpu', 'this machine has a GPU, but JAX [0-9.]+ runs on the CPU')])
-def test_the_backend_is_the_chips_and_told(monkeypatch, capsys, extra, backend, error):
+def test_an_unused_chip_is_an_error_and_a_cpu_prints_a_note(monkeypatch, capsys, extra, backend,
+                                                            error):
   monkeypatch.delenv('JAX_PLATFORMS')
   monkeypatch.setattr(install, '_extra', lambda: extra)
   monkeypatch.setattr('jax.default_backend', lambda: backend)
@@ -110,11 +111,11 @@ def test_the_backend_is_the_chips_and_told(monkeypatch, capsys, extra, backend, 
       install.check_backend()
     return
   install.check_backend()
-  told = capsys.readouterr().out
-  assert ('runs on the CPU, so this notebook is slow' in told) == (backend == 'cpu')
+  output = capsys.readouterr().out
+  assert ('runs on the CPU, so this notebook is slow' in output) == (backend == 'cpu')
 
 
-# Colab's TPU runtime as published in August 2026 (Python 3.13), as far as bert_jax meets it.
+# The packages of Colab's TPU runtime of August 2026 (Python 3.13) that matter to bert_jax.
 FREEZE = ('jax==0.7.2', 'jaxlib==0.7.2', 'libtpu==0.0.21.1', 'flax==0.11.2', 'optax==0.2.8',
           'orbax-checkpoint==0.12.4', 'numpy==2.1.3', 'absl-py==1.4.0',
           'tensorflow-datasets==4.9.10', 'matplotlib', 'ipykernel')
@@ -128,7 +129,7 @@ print(json.dumps([pins] + [metadata.version(n) for n in ('jax', 'jaxlib', 'libtp
 
 @pytest.fixture(scope='module')
 def colab(tmp_path_factory):
-  """A machine like Colab's: the Python of its environment, and the address of a repository."""
+  """A machine like Colab's: (Python of its environment, address of a repository)."""
   folder = tmp_path_factory.mktemp('colab')
   completed = subprocess.run(['python3.13', '-m', 'venv', folder / 'env'], check=False)
   if completed.returncode:
@@ -146,7 +147,7 @@ def colab(tmp_path_factory):
 def begin_on_colab(folder, python: str, repository: str, **environ) -> tuple[str, str]:
   """The output of the first cells of a notebook, and their error, if any.
 
-  They run in a kernel that has imported numpy, as Colab's has.
+  They run in a kernel that has imported numpy, like Colab's kernel.
   """
   spec = {'argv': [python, '-m', 'ipykernel_launcher', '-f', '{connection_file}'],
           'display_name': 'colab', 'language': 'python',
@@ -173,26 +174,26 @@ def begin_on_colab(folder, python: str, repository: str, **environ) -> tuple[str
 
 
 @pytest.mark.slow
-def test_on_colab_the_chip_of_the_runtime_is_used(colab, tmp_path, monkeypatch):
+def test_on_colab_the_notebook_installs_jax_for_the_chip(colab, tmp_path, monkeypatch):
   python, repository = colab
   for name in ('JAX_PLATFORMS', 'XLA_FLAGS'):  # the flags are for this process' jaxlib
     monkeypatch.delenv(name)
   tpu = {'TPU_ACCELERATOR_TYPE': 'v5e-1'}
-  told, error = begin_on_colab(tmp_path, python, repository, **tpu)
+  output, error = begin_on_colab(tmp_path, python, repository, **tpu)
   assert error == 'Kernel died'
   restarts = 'The kernel restarts, because it has older versions of '
-  assert re.search(rf'^{restarts}(.*, )?numpy(, .*)? in memory',
-      told, re.M)
-  told, error = begin_on_colab(tmp_path, python, repository, **tpu)
-  assert restarts not in told  # and the chip is only claimed
+  assert re.search(rf'^{restarts}(.*, )?numpy(, .*)? in memory', output,
+                   re.M)
+  output, error = begin_on_colab(tmp_path, python, repository, **tpu)
+  assert restarts not in output  # the machine has no real chip, so JAX runs on the CPU
   assert re.match('RuntimeError: this machine has a TPU, but JAX .* runs on the CPU', error)
   result = subprocess.run([python, '-c', VERSIONS], capture_output=True, text=True, check=True)
   (pin,), jax, jaxlib, libtpu = json.loads(result.stdout)
   assert jax == jaxlib != '0.7.2'
   assert libtpu.startswith(re.match(r'libtpu==([\d.]+)\.\*', pin)[1] + '.')
   subprocess.run([python, '-m', 'pip', 'check'], check=True)
-  told, error = begin_on_colab(tmp_path, python, repository)
-  assert not error and f'JAX {jax} runs on the CPU, so this notebook is slow' in told
+  output, error = begin_on_colab(tmp_path, python, repository)
+  assert not error and f'JAX {jax} runs on the CPU, so this notebook is slow' in output
 
 
 @pytest.fixture(scope='module')
@@ -203,25 +204,25 @@ def pretrained(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_pretrain(pretrained):
+def test_the_pretraining_notebook_runs(pretrained):
   workdir, outputs = pretrained
   assert (pathlib.Path(workdir) / 'checkpoints/20').exists() and images(outputs) == 1
   assert len(re.findall(r'^  \S+ +[\d.]+%$', text_of(outputs), re.M)) == 10  # candidates
 
 
 @pytest.mark.slow
-def test_explore(pretrained):
+def test_the_exploring_notebook_runs(pretrained):
   outputs = execute('explore', MODEL=pretrained[0])
   assert images(outputs) == 1
   assert any('<html' in o.get('data', {}).get('text/html', '') for o in outputs)
   layers = re.findall(r'^ +(\d+) +(-?[\d.]+) +(-?[\d.]+) +(-?[\d.]+)$', text_of(outputs), re.M)
   assert [layer for layer, *_ in layers] == ['0', '1', '2']  # the embeddings and two layers
   _, same, other, elsewhere = layers[0]
-  assert same == other == '1.00' and float(elsewhere) < 1  # the embedding has the position in it
+  assert same == other == '1.00' and float(elsewhere) < 1  # the embedding includes the position
 
 
 @pytest.mark.slow
-def test_finetune(tmp_path):
+def test_the_fine_tuning_notebook_runs(tmp_path):
   text = pathlib.Path(made_tasks.sequences(tmp_path / 'made.tsv', 200)).read_text()
   lines = [line.split('\t') for line in text.splitlines()[1:]]
   (tmp_path / 'sst.tsv').write_text('sentence\tlabel\n' + ''.join(

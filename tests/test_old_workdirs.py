@@ -1,4 +1,4 @@
-"""Runs read the workdirs and checkpoints of an earlier version and go on in them.
+"""Runs read and continue the workdirs and checkpoints of an earlier version.
 
 `old_workdirs.tar.gz` holds the files of commit c1713c2: a pretraining run of 8 steps that was
 killed after the checkpoint of step 4, a fine-tuning run, a converted checkpoint, and in
@@ -34,7 +34,7 @@ def metrics(workdir):
   return [line for line in lines if 'warning' not in line]
 
 
-def test_a_killed_run_goes_on(old):
+def test_a_killed_run_of_an_earlier_version_resumes(old):
   config = conftest.tiny_config('corpus.txt', **SIZES, **{
       'train_steps': 8, 'checkpoint_every': 4, 'eval_every': 8, 'log_every': 1, 'eval_batches': 1,
       'log_batch_digest': True, 'keep_checkpoints': 2, 'data.heldout': 0.2,
@@ -59,7 +59,7 @@ def test_a_killed_run_goes_on(old):
     ('score', 'pretrained', {'text': 'The old house.'}, 'score'),
     ('score', 'converted', {'text': 'The old house.'}, 'score_converted'),
     ('sequence_classification', 'finetuned', {'text': 'w1 good w3'}, 'label')])
-def test_models_answer_as_they_did(old, task, model, line, answer):
+def test_models_of_an_earlier_version_give_the_same_answers(old, task, model, line, answer):
   pathlib.Path('in.jsonl').write_text(json.dumps(line) + '\n')
   predictions.run(task, model, 'in.jsonl', 'out.jsonl')
   answer_now, expected = json.loads(pathlib.Path('out.jsonl').read_text()), old[answer]

@@ -1,4 +1,4 @@
-"""Every command keeps an output that already exists, in one line, unless --overwrite says so."""
+"""Every command refuses to replace an existing output without --overwrite."""
 
 import dataclasses
 import json
@@ -56,11 +56,11 @@ COMMANDS = {
     'explore words': (['--model=model', '--view=neighbours', '--words=w1'], '--output', 'map.png'),
     'plan': ([f'--config={ROOT}/tiny.py', '--config.data.source=corpus.txt', '--topology=local'],
              '--out', 'plan.json')}
-MADE = ('predict arrays', 'explore')  # the others take long
+FAST = ('predict arrays', 'explore')  # the others are slow
 
 
 @pytest.mark.parametrize('name', COMMANDS)
-def test_a_file_is_kept(folder, command, name):
+def test_an_existing_output_is_kept_without_overwrite(folder, command, name):
   arguments, flag, output = COMMANDS[name]
   path, typed_flag = folder / output, f'{flag}={output}'
   path.parent.mkdir(exist_ok=True)
@@ -71,14 +71,14 @@ def test_a_file_is_kept(folder, command, name):
   assert command(name.split()[0], *arguments, typed_flag) == (2, expected)
   after = {p: p.read_bytes() for p in folder.rglob('*') if p.is_file() and 'stderr' not in p.name}
   assert after == {p: x for p, x in before.items() if 'stderr' not in p.name}
-  if name in MADE:  # the remedy of the message works
+  if name in FAST:  # the remedy of the message works
     status, error = command(name.split()[0], *arguments, typed_flag, '--overwrite')
     assert status == 0, error
     assert path.read_bytes() != b'mine'
 
 
 @pytest.mark.parametrize('name', ['predict', 'mine', 'explore', 'plan', 'convert', 'evaluate'])
-def test_without_an_output_there_is_nothing_to_replace(command, name):
+def test_overwrite_without_an_output_is_refused(command, name):
   flag = '--out' if name == 'plan' else '--output'
   arguments = {'convert': ['--input=model', '--verify'], 'plan': COMMANDS['plan'][0]}.get(name, [])
   assert command(name, *arguments, '--overwrite') == (
@@ -86,8 +86,8 @@ def test_without_an_output_there_is_nothing_to_replace(command, name):
 
 
 @pytest.mark.parametrize('flags', [(), ('--overwrite',)])
-def test_an_interrupted_prediction_goes_on(folder, command, flags):
-  """OUTPUT.partial is no output yet; with --overwrite the old one stays until the end."""
+def test_an_interrupted_prediction_resumes(folder, command, flags):
+  """OUTPUT.partial does not count as an output; --overwrite keeps the old output to the end."""
   if flags:
     (folder / 'p.jsonl').write_text('the one before')
   before = ''.join(f'{{"made before": {i}}}\n' for i in range(4))
@@ -118,7 +118,7 @@ def _write_report(path):
     _write_lines, _write_report, lambda path: storage.write_whole(path, 'new')])
 @pytest.mark.parametrize('content', ['mine', None])
 def test_a_link_stays_and_its_target_is_written(tmp_path, write, content):
-  """By way of another link, into a folder elsewhere, which may not be there yet."""
+  """Through a second link, into another folder that may not exist yet."""
   target, links = tmp_path / 'disk/target.json', [tmp_path / name for name in ('a.json', 'b.json')]
   links[0].symlink_to('b.json')
   links[1].symlink_to('disk/target.json')
@@ -133,7 +133,7 @@ def test_a_link_stays_and_its_target_is_written(tmp_path, write, content):
   assert not list(tmp_path.glob('*.partial*'))
 
 
-def test_a_link_is_one_output_with_its_target(tmp_path):
+def test_a_link_and_its_target_are_locked_as_one_output(tmp_path):
   (tmp_path / 'link').symlink_to('target')
   with (storage.exclusive('--output', str(tmp_path / 'link')),
         pytest.raises(UserError, match='another process is writing it'),
@@ -141,7 +141,7 @@ def test_a_link_is_one_output_with_its_target(tmp_path):
     pass
 
 
-def test_a_linked_output_of_a_command(folder, command):
+def test_a_linked_output_is_replaced_only_with_overwrite(folder, command):
   arguments, flag, _ = COMMANDS['predict arrays']
   (folder / 'target.npy').write_text('mine')
   (folder / 'link.npy').symlink_to('target.npy')
@@ -157,8 +157,8 @@ def test_a_linked_output_of_a_command(folder, command):
 
 
 @pytest.mark.parametrize('ending', ['.json', '.md', '.png', '.run', '.reranked.run'])
-def test_each_file_of_an_evaluation_is_kept(tmp_path, ending):
-  """Somebody's notes.md or BM25.run beside it too; before anything is loaded."""
+def test_an_evaluation_replaces_no_file_without_overwrite(tmp_path, ending):
+  """Not even a user's x.md or x.run next to it. The check comes before anything is loaded."""
   (tmp_path / f'x{ending}').write_text('mine')
   beside = '' if ending == '.json' else f': {tmp_path}/x{ending}'
   with pytest.raises(UserError, match=f'^--output={tmp_path}/x.json{beside} already exists: give '
@@ -167,7 +167,7 @@ def test_each_file_of_an_evaluation_is_kept(tmp_path, ending):
                overwrite=False)
   with pytest.raises(UserError, match='nowhere is not a folder'):
     suites.run('nowhere', 'retrieval', 'nowhere', str(tmp_path / 'x.json'), {}, overwrite=True)
-  if ending.endswith('.run'):  # no file of this evaluation
+  if ending.endswith('.run'):  # not a file of this suite
     with pytest.raises(UserError, match='nowhere is not a folder'):
       suites.run('nowhere', 'task', 'nowhere', str(tmp_path / 'x.json'), {}, overwrite=False)
   assert [p.read_text() for p in tmp_path.iterdir()] == ['mine']
@@ -178,7 +178,7 @@ def test_each_file_of_an_evaluation_is_kept(tmp_path, ending):
     ('minimal_pairs', 'x.pairs.jsonl', '*.jsonl'),
     ('masked_lm', 'x.md', 'x.md'), ('masked_lm', 'x.batches.jsonl', '**/x.*'),
     ('task', 'x.json', 'link.tsv'), ('glue', 'x.runs', 'x.runs')])
-def test_no_file_of_an_evaluation_replaces_its_data(tmp_path, suite, name, data):
+def test_an_evaluation_never_overwrites_its_data(tmp_path, suite, name, data):
   (tmp_path / name).write_text('mine')
   (tmp_path / 'link.tsv').symlink_to(name)
   beside = '' if name == 'x.json' else f': {tmp_path}/{name}'
@@ -207,7 +207,7 @@ def test_the_files_of_a_report_appear_together(tmp_path, monkeypatch):
 # ---- folders ------------------------------------------------------------------------------------
 
 
-def test_a_converted_model_is_replaced_on_demand(folder, tmp_path):
+def test_overwrite_replaces_a_converted_model(folder, tmp_path):
   source, out = str(folder / 'model'), tmp_path / 'out'
   shutil.copytree(source, out)
   stale = out / 'encoder.stablehlo'  # which only another format writes
@@ -227,7 +227,7 @@ def test_a_converted_model_is_replaced_on_demand(folder, tmp_path):
 
 @pytest.mark.parametrize('content', [
     ['notes.txt'], ['run.json', 'config.json'], ['.git'], ['config.json', 'README.md']])
-def test_a_folder_that_is_no_converted_model_is_never_replaced(folder, tmp_path, content):
+def test_a_folder_without_a_converted_model_is_never_replaced(folder, tmp_path, content):
   for name in content:
     (tmp_path / name).write_text('{}')
   for overwrite in (False, True):
@@ -252,8 +252,8 @@ def test_a_converted_model_with_another_file_is_never_replaced(folder, tmp_path,
 
 
 @pytest.mark.parametrize('to', conversion.FORMATS)
-def test_each_format_is_replaced(folder, tmp_path, to):
-  """With the modules and prompts of an encoder for texts."""
+def test_overwrite_replaces_each_format(folder, tmp_path, to):
+  """Including the modules and prompts of a sentence encoder."""
   out, source = tmp_path / 'out', str(folder / 'model')
   if to == 'bert_jax':
     conversion.convert(source, str(tmp_path / 'texts'), 'sentence_transformers')
@@ -273,14 +273,14 @@ def test_the_source_is_never_replaced(folder, tmp_path):
   assert (tmp_path / 'model/model.safetensors').exists()
 
 
-def test_records_are_replaced_on_demand(folder, command):
+def test_overwrite_replaces_records(folder, command):
   arguments = ['--input=corpus.txt', '--output=records', '--workers=1']
   assert command('prepare', *arguments, '--vocab_size=200')[0] == 0
   first = json.loads((folder / 'records/manifest.json').read_text())['digest']
   assert command('prepare', *arguments, '--vocab_size=150') == (
       2, 'bert_jax: records is not empty: it holds records made with another vocab_size; use '
          'another folder, or --overwrite to replace the records\n')
-  # A mistake, and a file that is no record, leave all as it is.
+  # After a mistake or with a foreign file, nothing changes.
   bad = [arguments[0], '--vocab=nowhere', arguments[1], '--overwrite']
   assert command('prepare', *bad)[0] == 2
   (folder / 'records/notes.txt').write_text('mine')
@@ -297,12 +297,12 @@ def test_records_are_replaced_on_demand(folder, command):
 
 
 def test_a_link_to_a_replaced_folder_stays(folder, command, tmp_path):
-  """Twice: the first replacement leaves nothing behind that would stop the second."""
+  """Replaces twice: the first time leaves nothing that blocks the second."""
   (tmp_path / 'disk').mkdir()
   (tmp_path / 'link').symlink_to('disk')
-  made = f'--output={tmp_path}/link'
+  output = f'--output={tmp_path}/link'
   for size in (150, 160, 170):
-    status, error = command('prepare', '--input=corpus.txt', '--workers=1', made,
+    status, error = command('prepare', '--input=corpus.txt', '--workers=1', output,
                             f'--vocab_size={size}', *['--overwrite'] * (size > 150))
     assert status == 0, error
     vocabulary = (tmp_path / 'disk/tokenizer/vocab.txt').read_text().splitlines()
@@ -317,14 +317,14 @@ def test_a_link_to_a_replaced_folder_stays(folder, command, tmp_path):
   assert sorted(path.name for path in tmp_path.iterdir()) == ['disk', 'link']
 
 
-def test_an_output_in_a_bucket_out_of_reach_costs_a_line(command):
+def test_an_output_in_an_s3_bucket_is_refused(command):
   arguments = COMMANDS['predict'][0]
   status, error = command('predict', *arguments, '--output=s3://bucket/out.jsonl')
   assert (status, error) == (
       2, 'bert_jax: --output=s3://bucket/out.jsonl: buckets are named gs://BUCKET/FOLDER\n')
 
 
-def test_a_device_is_no_output(folder, command):
+def test_a_device_is_refused_as_output(folder, command):
   for flags in ((), ('--overwrite',)):
     status, error = command('predict', '--task=embed', f'--model={folder}/model',
                             f'--input={folder}/texts.jsonl', '--output=/dev/null', *flags)

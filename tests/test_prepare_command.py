@@ -47,7 +47,7 @@ def vocab(tmp_path_factory, corpus_file) -> str:
     (['--check'], '--output has no effect here: --check writes nothing'),
     (['--lines_are_sentences', '--language=de'], '--language has no effect here'),
     (['--workers=-1'], 'flag --workers=-1')])
-def test_flags_without_effect(corpus_file, tmp_path, vocab, flags, message):
+def test_flags_without_effect_are_refused(corpus_file, tmp_path, vocab, flags, message):
   flags = [flag.format(vocab=vocab) for flag in flags]
   assert_mistake(prepare(corpus_file, tmp_path / 'r', *flags), message.format(vocab=vocab))
   assert not (tmp_path / 'r').exists()
@@ -64,7 +64,7 @@ def long_text(tmp_path_factory) -> str:
   return str(path)
 
 
-def test_killed_and_started_again(tmp_path, vocab, long_text):
+def test_a_killed_preparation_resumes_to_the_same_files(tmp_path, vocab, long_text):
   flags = (f'--vocab={vocab}', '--lines_are_sentences')
   assert prepare(long_text, tmp_path / 'whole', *flags, '--workers=1').returncode == 0
   output = tmp_path / 'part'
@@ -77,7 +77,7 @@ def test_killed_and_started_again(tmp_path, vocab, long_text):
   running.communicate()
   assert running.returncode == -signal.SIGKILL and not (output / 'manifest.json').exists()
   deadline = time.monotonic() + 30
-  while workers_of(running.pid) and time.monotonic() < deadline:  # they end with their parent
+  while workers_of(running.pid) and time.monotonic() < deadline:  # workers end with their parent
     time.sleep(0.1)
   assert not workers_of(running.pid)
   done = prepare(long_text, output, *flags, '--workers=2')
@@ -85,8 +85,8 @@ def test_killed_and_started_again(tmp_path, vocab, long_text):
   assert files(output) == files(tmp_path / 'whole')
 
 
-def test_a_full_disk(tmp_path, vocab, long_text):
-  """One line, exit 1; with more room the same command goes on."""
+def test_a_preparation_resumes_after_a_full_disk(tmp_path, vocab, long_text):
+  """A full disk prints one line and exits with 1. With more room the same command resumes."""
   disk = tmp_path / 'disk'
   disk.mkdir()
   if subprocess.run(['mount', '-t', 'tmpfs', '-o', 'size=2m', 'tmpfs', str(disk)],
@@ -104,7 +104,7 @@ def test_a_full_disk(tmp_path, vocab, long_text):
     subprocess.run(['umount', str(disk)], check=True)
 
 
-def test_mistakes(tmp_path, vocab, corpus_file):
+def test_mistakes_are_refused_in_one_line(tmp_path, vocab, corpus_file):
   out = tmp_path / 'out'
   whole = gzip.compress(pathlib.Path(corpus_file).read_bytes())
   (tmp_path / 'cut.txt.gz').write_bytes(whole[:-20])
@@ -121,14 +121,14 @@ def test_mistakes(tmp_path, vocab, corpus_file):
   assert_mistake(prepare(corpus_file, tmp_path, f'--vocab={vocab}'), 'is not empty')
 
 
-def test_check(corpus_file):
+def test_check_prints_the_statistics_of_a_corpus(corpus_file):
   done = run('prepare', f'--input={corpus_file}', '--check', '--vocab_size=200')
   assert done.returncode == 0, done.stderr
   assert 'documents       60, of them 0 exact copies' in done.stdout
   assert 'tokens in a sentence' in done.stdout and 'plateau' in done.stdout
 
 
-def test_records_that_were_cut_or_changed(tmp_path, vocab, corpus_file):
+def test_truncated_or_changed_records_are_refused(tmp_path, vocab, corpus_file):
   records = tmp_path / 'records'
   assert prepare(corpus_file, records, f'--vocab={vocab}').returncode == 0
   train = ('main', '--config=tests/tiny.py', f'--workdir={tmp_path}/run',

@@ -1,6 +1,6 @@
-"""The README's two maps of the code, of one step and of one row: files, lines, completeness.
+"""The README lists the files of one step and of one row: all files, with their line counts.
 
-After a change: python -m tests.test_reading_path writes the numbers of lines anew.
+After a change, python -m tests.test_reading_path updates the line counts.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ _ROW = re.compile(r'^\| \d+ \| \[`(\S+)`\]\(\S+\) \| (\d+) \|', re.MULTILINE)
 _TOTAL = re.compile(r'(\d+) files, ([\d,]+) lines')
 _PATHS = ('One step', 'One row')
 _CALLER = 'bert_jax/training/loop.py'  # calls the functions that the test calls
-# They choose sizes, names, kernels, devices and how a product is computed on them.
+# Files that only choose sizes, names, kernels, devices and the form of products.
 _CHOICES = {f'bert_jax/{name}.py' for name in (
     'errors', 'model/architectures', 'model/attention_kernels', 'model/bert_config',
     'model/parameters', 'model/products', 'parallel/mesh')}
@@ -44,14 +44,14 @@ def listed(path: str) -> dict[str, int]:
 
 
 @pytest.mark.parametrize('path', _PATHS)
-def test_lines_are_those_of_the_files(path):
+def test_the_readme_states_the_line_count_of_each_file(path):
   table = listed(path)
   assert table == {name: lines_of(name) for name in table}
   files, lines = _TOTAL.search(section(path)).groups()
   assert (int(files), int(lines.replace(',', ''))) == (len(table), sum(table.values()))
 
 
-def test_one_step_is_short():
+def test_one_step_takes_at_most_14_files():
   assert len(listed('One step')) <= 14
 
 
@@ -72,8 +72,8 @@ def recorded():
     sys.setprofile(None)
 
 
-def test_the_paths_list_what_runs(corpus_file, tmp_path):
-  """One step lists every file in which a function of it runs, and no other."""
+def test_the_readme_lists_the_files_that_run(corpus_file, tmp_path):
+  """The list of one step has exactly the files whose functions run in it."""
   config, mesh = FrozenConfigDict(conftest.tiny_config(corpus_file)), conftest.sub_mesh(1, 1)
   job = pretrain.make_job(config, None, mesh, tmp_path)
   with recorded() as row_files:
@@ -93,7 +93,7 @@ def test_the_paths_list_what_runs(corpus_file, tmp_path):
   assert step_files - _CHOICES == set(listed('One step')) - {_CALLER}
 
 
-def test_the_worked_example_prints_what_the_page_shows(tmp_path, monkeypatch, capsys):
+def test_the_worked_example_prints_the_output_on_the_page(tmp_path, monkeypatch, capsys):
   page = (ROOT / 'docs/one_row.md').read_text()
   code, output = (re.search(f'```{kind}\n(.*?)```', page, re.DOTALL)[1]
                   for kind in ('python', 'text'))
@@ -103,7 +103,7 @@ def test_the_worked_example_prints_what_the_page_shows(tmp_path, monkeypatch, ca
 
 
 def write():
-  """Writes the numbers of lines into the README."""
+  """Writes the line counts into the README."""
   path = ROOT / 'README.md'
   path.write_text(_ROW.sub(lambda m: m[0].replace(f'| {m[2]} |', f'| {lines_of(m[1])} |'),
                            path.read_text()))

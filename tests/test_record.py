@@ -37,7 +37,7 @@ def test_parts_hold_the_model_rounded_to_bfloat16(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_record(corpus_file, tmp_path):
+def test_a_record_describes_its_run_and_can_be_repeated(corpus_file, tmp_path):
   preparation.prepare(preparation.Settings(corpus_file, vocab_size=200, heldout=0.1),
                       str(tmp_path / 'records'), 1)
   (tmp_path / 'pairs.jsonl').write_text(
@@ -67,7 +67,7 @@ def test_a_record(corpus_file, tmp_path):
   assert make('a', 8) == record
 
 
-def test_the_index_has_what_a_repeated_run_is_compared_with():
+def test_the_index_has_every_field_of_a_record():
   records = json.loads((ROOT / 'docs/checkpoints.json').read_text())
   table = (ROOT / 'docs/speedrun.md').read_text()
   for record in records:

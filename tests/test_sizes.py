@@ -8,7 +8,7 @@ from bert_jax.training import loop
 
 PACKAGE = pathlib.Path(__file__).parents[1] / 'bert_jax'
 _MOST_LINES = 60  # of a function
-_LOOP = ('loop', 'train')  # reads top to bottom, from the programs to the last checkpoint
+_LOOP = ('loop', 'train')  # one function from the programs to the last checkpoint
 _MOST_LINES_OF_LOOP = 90
 
 

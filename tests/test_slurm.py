@@ -1,4 +1,4 @@
-"""launch/slurm.sh on a real Slurm of one node: which jobs it queues again, and with which bits."""
+"""launch/slurm.sh on a real Slurm of one node: requeued jobs end with the same bits."""
 
 import getpass
 import os
@@ -77,7 +77,7 @@ def script(checkout: pathlib.Path, *arguments: str) -> str:
 
 
 def submit(checkout: pathlib.Path, name: str, *flags: str) -> str:
-  """Queues a job of two tasks; its number."""
+  """Queues a job of two tasks; returns its number."""
   return script(checkout, 'submit', f'--name={name}', '--nodes=1', '--gpus=2', '--time=30', '--',
                 *flags).split()[-1]
 
@@ -114,7 +114,7 @@ def start(folder: pathlib.Path, *command: str) -> subprocess.Popen:
 
 @pytest.fixture(scope='module')
 def checkout(tmp_path_factory):
-  """Starts Slurm; the folder in which launch/slurm.sh is run."""
+  """Starts Slurm; yields the folder where launch/slurm.sh runs."""
   folder = tmp_path_factory.mktemp('slurm')
   for name in ('state', 'spool'):
     (folder / name).mkdir()
@@ -151,22 +151,22 @@ def flags(source, workdir, steps: int) -> tuple[str, ...]:
 
 
 def checkpoints(workdir: pathlib.Path) -> dict[int, dict]:
-  """The fingerprints of all arrays by step; they are compared with the arrays."""
+  """The fingerprints of all arrays by step, after a check against the arrays."""
   folder = epath.Path(workdir / 'checkpoints')
   return {step: integrity.check(folder / str(step))['arrays'] for step in integrity.steps(folder)}
 
 
-def test_a_job_that_is_preempted_ends_with_the_same_bits(checkout, records, tmp_path):  # noqa: F811
+def test_a_preempted_job_ends_with_the_same_bits(checkout, records, tmp_path):  # noqa: F811
   alone = submit(checkout, 'alone', *flags(records, tmp_path / 'alone', 120))
   assert ended(alone) == ('COMPLETED', '0:0', '0')
   job = submit(checkout, 'run', *flags(records, tmp_path / 'run', 120))
   test_commands.wait_for_step(tmp_path / 'run', 10)
-  # A job of a higher tier takes the node: Slurm queues the run again.
+  # A job of a higher tier takes the node: Slurm requeues the run.
   urgent = ask('sbatch', '--parsable', '--partition=urgent', '--ntasks=2', '--output=/dev/null',
                '--wrap=true').strip()
   assert ended(urgent) == ('COMPLETED', '0:0', '0')
   test_commands.wait_for_step(tmp_path / 'run', 70)
-  # As --signal=TERM@120 does before the time limit: status 75 queues the run again.
+  # As --signal=TERM@120 does before the time limit: status 75 requeues the run.
   ask('scancel', '--signal=TERM', job)
   assert ended(job) == ('COMPLETED', '0:0', '2')
   log = (checkout / 'run.log').read_text()
@@ -177,7 +177,7 @@ def test_a_job_that_is_preempted_ends_with_the_same_bits(checkout, records, tmp_
   assert unbroken[120] == preempted[120] != preempted[stops[1]]
 
 
-def test_cancel_saves_and_is_the_end(checkout, records, tmp_path):  # noqa: F811
+def test_cancel_saves_a_checkpoint_and_requeues_nothing(checkout, records, tmp_path):  # noqa: F811
   jobs = [submit(checkout, 'both', *flags(records, tmp_path / 'run', 2000)) for _ in range(2)]
   test_commands.wait_for_step(tmp_path / 'run', 10)
   script(checkout, 'cancel', '--name=both')
@@ -187,7 +187,7 @@ def test_cancel_saves_and_is_the_end(checkout, records, tmp_path):  # noqa: F811
   assert 10 <= step < 2000
 
 
-# In place of python: task 1 ends at once, task 0 after some seconds; SIGTERM changes its status.
+# Replaces python: task 1 ends at once, task 0 after some seconds. SIGTERM changes its status.
 STUB = """#!/bin/bash
 [ $SLURM_PROCID = 0 ] || exit {status}
 trap 'status=75' TERM
@@ -197,7 +197,7 @@ exit ${{status:-{status}}}
 
 
 @pytest.mark.parametrize('status, seconds', [(2, 3), (75, KILL_WAIT + 5)])
-def test_no_task_is_stopped_because_another_ends(checkout, tmp_path, status, seconds):
+def test_a_task_that_ends_does_not_stop_the_other(checkout, tmp_path, status, seconds):
   python = tmp_path / 'venv/bin/python'
   python.parent.mkdir(parents=True)
   python.write_text(STUB.format(status=status, seconds=seconds))

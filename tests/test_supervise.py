@@ -1,4 +1,4 @@
-"""launch/supervise.py: which runs it restarts, which it gives up, which status it passes on."""
+"""launch/supervise.py: which runs it restarts or gives up, and with which exit status."""
 
 import importlib.util
 import os
@@ -19,7 +19,7 @@ _spec = importlib.util.spec_from_file_location('supervise', ROOT / 'launch/super
 supervise = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(supervise)
 
-# Appends to `log`, then ends as the words say, one for each start; 'saves' leaves a checkpoint.
+# Each start appends to `log` and ends as its word says; 'saves' writes a checkpoint before.
 SCRIPT = """
 import pathlib, os, signal, sys
 workdir = pathlib.Path({workdir!r})
@@ -40,7 +40,7 @@ sys.exit(word)
     ([0], 0, 1), ([2], 2, 1), ([1, 0], 0, 2), (['killed', 0], 0, 2), ([75, 75, 75, 75, 0], 0, 5),
     ([1], 1, 3), (['killed'], 1, 3), ([1, 1, 'saves', 1, 1], 1, 5),
     ([1, 1, 'saves', 1, 'saves', 1, 'saves', 0], 0, 8)])
-def test_how_often(tmp_path, capsys, words, status, starts):
+def test_a_failed_run_restarts_while_it_makes_progress(tmp_path, capsys, words, status, starts):
   before = signal.getsignal(signal.SIGTERM)
   command = [sys.executable, '-c', SCRIPT.format(workdir=str(tmp_path), words=words)]
   assert supervise.Supervisor(command, str(tmp_path)).run(3, 0) == status
@@ -50,8 +50,8 @@ def test_how_often(tmp_path, capsys, words, status, starts):
       words + words[-1:] * 9)[:starts]) - (status == 1)
 
 
-def test_a_run_that_is_killed_after_sigterm(tmp_path):
-  """As by a platform whose grace period is over."""
+def test_a_run_that_is_killed_after_sigterm_counts_as_failed(tmp_path):
+  """A platform kills a run when its grace period is over."""
   before = signal.getsignal(signal.SIGTERM)
   script = ('import os, signal, time; '
             'signal.signal(signal.SIGTERM, lambda *_: os.kill(os.getpid(), signal.SIGKILL)); '
@@ -79,7 +79,7 @@ def test_sigterm_ends_a_pause(tmp_path):
   assert time.monotonic() - began < 30
 
 
-def test_a_negative_pause():
+def test_a_negative_pause_is_refused():
   done = subprocess.run(
       [sys.executable, 'launch/supervise.py', '--workdir=new', '--pause=-1'], cwd=ROOT, text=True,
       capture_output=True)
@@ -87,8 +87,8 @@ def test_a_negative_pause():
       2, 'bert_jax: flag --pause=-1: -1.0 is not a non-negative number\n')
 
 
-def test_a_killed_run_goes_on_and_sigterm_is_the_end(tmp_path, corpus_file):
-  """A real run: its process is killed, then the supervisor is told to stop."""
+def test_the_supervisor_resumes_a_killed_run_and_stops_on_sigterm(tmp_path, corpus_file):
+  """With a real run: the test kills its process, then sends SIGTERM to the supervisor."""
   _, config, workdir, source = test_commands.train(corpus_file, tmp_path / 'run')
   env = {**os.environ, 'PYTHONUNBUFFERED': '1'}
   process = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""launch/sweep.py: combinations, tables, and going on."""
+"""launch/sweep.py: combinations, tables, and resuming."""
 
 import csv
 import functools
@@ -25,7 +25,7 @@ def result(score, **values):
                          'done' if score is not None else 'exit status 2: no file')
 
 
-def test_values():
+def test_swept_values_are_parsed():
   assert SWEEP['parse'](['seed=0,1', 'phases=((1,2,3),(4,5,6)),()', 'data.labels=[1,2],[3]']) == {
       'seed': ['0', '1'], 'phases': ['((1,2,3),(4,5,6))', '()'], 'data.labels': ['[1,2]', '[3]']}
   for wrong in ([], ['seed'], ['seed='], ['seed=1', 'seed=2']):
@@ -33,7 +33,7 @@ def test_values():
       SWEEP['parse'](wrong)
 
 
-def test_tables(tmp_path):
+def test_tables_rank_the_runs_and_average_over_seeds(tmp_path):
   results = [result(0.7, rate='1e-5', seed='0'), result(0.9, rate='1e-5', seed='1'),
              result(0.8, rate='2e-5', seed='0'), result(0.86, rate='2e-5', seed='1'),
              result(None, rate='3e-5', seed='0')]
@@ -51,7 +51,7 @@ def test_tables(tmp_path):
 
 
 @pytest.mark.parametrize('metric, values', [('accuracy', (0.9, 0.7)), ('loss', (0.2, 0.4))])
-def test_a_score_is_that_of_the_last_evaluation(tmp_path, metric, values):
+def test_a_score_comes_from_the_last_evaluation(tmp_path, metric, values):
   (tmp_path / 'run.json').write_text(json.dumps({'config': {'keep_best': metric}}))
   (tmp_path / 'metrics.jsonl').write_text(''.join(json.dumps(line) + '\n' for line in (
       {'step': 1, f'eval_{metric}': values[0]}, {'step': 2, f'eval_{metric}': values[1]},
@@ -62,7 +62,7 @@ def test_a_score_is_that_of_the_last_evaluation(tmp_path, metric, values):
 
 @pytest.mark.parametrize('description, best', [
     ({'best_is_lowest': True}, 10.0), ({'best_is_lowest': False}, 12.0), ({}, 12.0)])
-def test_the_kept_checkpoints_say_whether_low_is_good(tmp_path, description, best):
+def test_the_kept_checkpoints_tell_whether_low_scores_are_better(tmp_path, description, best):
   results = []
   for value in (12.0, 10.0, 11.0):
     kept = tmp_path / f'{value}/best/2/fingerprints'
@@ -80,7 +80,7 @@ def test_without_a_kept_checkpoint_the_lowest_loss_is_the_best(tmp_path):
   assert SWEEP['read_result'](tmp_path, {}, 'done').lower_is_better
 
 
-def test_a_sweep_goes_on_and_names_what_fails(tmp_path):
+def test_a_sweep_continues_after_a_failed_run_and_names_it(tmp_path):
   files = made_tasks.files('sequence_classification', tmp_path, 20, 8)
   fields = {'init_from': made_tasks.model(tmp_path / 'model'), 'batch_size': 8, 'max_len': 32,
             'train_epochs': 0, 'train_steps': 2, **files}
@@ -97,11 +97,11 @@ def test_a_sweep_goes_on_and_names_what_fails(tmp_path):
   metrics, = (tmp_path / 'sweep').glob('*/metrics.jsonl')
   before = metrics.read_text()
   subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-  assert metrics.read_text() == before  # the run that was finished is not run again
+  assert metrics.read_text() == before  # the finished run does not run again
   assert rows[1][2] == f'{json.loads(before.splitlines()[-1])["eval_accuracy"]:.4f}'
 
 
-def test_a_metrics_file_that_a_kill_cut_short(tmp_path):
+def test_a_truncated_metrics_file_is_read(tmp_path):
   (tmp_path / 'run.json').write_text(json.dumps({'config': {'keep_best': 'accuracy'}}))
   (tmp_path / 'metrics.jsonl').write_text('{"step": 1, "eval_accuracy": 0.5}\n{"step": 2, "eval_ac')
   assert SWEEP['read_result'](tmp_path, {'seed': '0'}, 'done').score == 0.5
@@ -109,7 +109,7 @@ def test_a_metrics_file_that_a_kill_cut_short(tmp_path):
 
 @pytest.mark.parametrize('number, status', [
     (signal.SIGTERM, 75), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)])
-def test_a_sweep_that_is_stopped_stops_its_runs(tmp_path, number, status, corpus_file):
+def test_a_stopped_sweep_stops_its_runs(tmp_path, number, status, corpus_file):
   command = [sys.executable, 'launch/sweep.py', '--config', 'tests/tiny.py', '--sweep=seed=0,1',
              f'--workdir={tmp_path}/sweep', f'--config.data.source={corpus_file}',
              '--config.train_steps=100000', '--config.log_every=5']
@@ -117,8 +117,8 @@ def test_a_sweep_that_is_stopped_stops_its_runs(tmp_path, number, status, corpus
   first = tmp_path / 'sweep/seed=0'
   test_commands.wait_for_step(first, 1)
   running.send_signal(number)
-  _, told = running.communicate(timeout=60)
-  assert running.returncode == status and len(told.splitlines()) == 1, told
+  _, error = running.communicate(timeout=60)
+  assert running.returncode == status and len(error.splitlines()) == 1, error
   assert 'stopped by SIGTERM after step' in (first / 'log.txt').read_text()
   assert not (tmp_path / 'sweep/seed=1').exists()
   assert not subprocess.run(['pgrep', '-f', f'{tmp_path}/sweep'], capture_output=True).stdout
@@ -139,7 +139,7 @@ def test_a_sweep_that_is_stopped_stops_its_runs(tmp_path, number, status, corpus
     (['seed=0,a'], {}, "flag --config.seed=a: invalid literal for int() with base 10: 'a'"),
     (['phases=(1,2,(3'], {}, '--config.phases=(1,2,(3: (1,2,(3 is not a list'),
     (['seed=0,1'], {'seed': 3}, '--config.seed is given and swept: give it once'),
-    # ---- values that a run refuses: the check is that of the run -------------------------------
+    # ---- values that a run refuses: a sweep checks them like a run ------------------------------
     (['seed=0,1', 'data.negatives=same_document,near'], {}, "--sweep: seed=0, data.negatives=near: "
      "data.negatives='near' is unknown: use other_document, similar_style, same_document"),
     (['optimizer.name=adamw,adamm'], {}, "optimizer.name=adamm: optimizer.name='adamm' is unknown"),
@@ -150,7 +150,7 @@ def test_a_sweep_that_is_stopped_stops_its_runs(tmp_path, number, status, corpus
     (['masking.ngram_max=2,3'], {}, 'masking.ngram_max=2: --config.masking.ngram_max has no effect '
      'here: it is for masking.unit=ngram'),
     (['profile_steps=(3,2)'], {}, 'profile_steps=(3,2): profile_steps=3,2: the last step')])
-def test_what_no_sweep_can_run(sweeps, given, told):
+def test_sweeps_that_cannot_run_are_refused(sweeps, given, told):
   swept = SWEEP['parse'](sweeps)
   combinations = [dict(zip(swept, values)) for values in itertools.product(*swept.values())]
   check = functools.partial(SWEEP['check'], str(ROOT / 'configs/tiny.py'), given)
@@ -162,13 +162,13 @@ def test_what_no_sweep_can_run(sweeps, given, told):
   assert told in str(error.value)
 
 
-def test_a_long_name_of_a_folder():
+def test_long_folder_names_are_shortened_and_stay_distinct():
   values = [{'data.source': f'{"long/" * 60}{name}'} for name in 'ab']
   names = [SWEEP['folder_name'](x) for x in values]
   assert len(set(names)) == 2 and all(len(name) <= 255 for name in names)
 
 
-def test_mistakes(tmp_path):
+def test_mistakes_are_refused(tmp_path):
   done = subprocess.run([sys.executable, 'launch/sweep.py', '--workdir=x', '--sweep=seed=1'],
                         cwd=ROOT, capture_output=True, text=True)
   assert done.returncode == 2 and done.stderr.startswith('bert_jax: give --config=FILE')
@@ -185,7 +185,7 @@ def test_mistakes(tmp_path):
       2, 'bert_jax: unknown config field --config.sed: did you mean --config.seed?\n')
   assert not (tmp_path / 'new').exists()
   (tmp_path / 'file').touch()
-  # Root may write into any folder but those of the kernel.
+  # Root may write to any folder except the kernel's.
   for workdir, reason in ((tmp_path / 'file', 'File exists'),
                           ('/proc', 'No such file or directory')):
     done = subprocess.run([sys.executable, 'launch/sweep.py', f'--workdir={workdir}',
@@ -195,7 +195,7 @@ def test_mistakes(tmp_path):
         2, f'bert_jax: --workdir={workdir} cannot be written: {reason}\n')
 
 
-def test_a_value_of_a_fine_tuning_that_its_task_refuses(tmp_path):
+def test_a_value_that_the_task_refuses_is_an_error(tmp_path):
   given = {'data.train': 'train.tsv', 'init_from': 'model'}
   check = functools.partial(
       SWEEP['check'], str(ROOT / 'configs/sequence_classification.py'), given)

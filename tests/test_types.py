@@ -25,7 +25,7 @@ def mypy(*arguments):
   return done.stdout.splitlines()
 
 
-def test_the_interface(tmp_path):
+def test_mypy_accepts_the_interface_and_reveals_its_types(tmp_path):
   assert mypy('--cache-dir', str(tmp_path))[-1].startswith('Success: no issues found in ')
   (tmp_path / 'use.py').write_text(USE)
   lines = mypy('--cache-dir', str(tmp_path), str(tmp_path / 'use.py'))

@@ -1,7 +1,7 @@
-"""Commands that are typed one after another in one process, which holds JAX and all imports.
+"""Runs commands one after another in one process that has imported JAX and all else.
 
-A run ends where it would take its first step. With `checks_only` it ends before it opens its data.
-Standard input has one text.
+A run ends before its first step. With `checks_only` it ends before it opens its data. Standard
+input has one text.
 """
 
 import contextlib
