@@ -41,12 +41,12 @@ def test_the_last_of_repeated_overrides_wins(field, values, last):
   assert (config.seed, config.log_every) == (1, 7) and set(given) == {'seed', field, 'log_every'}
 
 
-def test_every_one_of_repeated_overrides_must_be_sound():
+def test_every_repeated_override_must_be_valid():
   with pytest.raises(flags.IllegalFlagValueError, match='is not a list: give a,b,c'):
     parsed('trackers=((a', 'trackers=wandb')
 
 
-def test_two_configs():
+def test_two_configs_are_refused():
   with pytest.raises(UserError, match='--config=a.py and --config=b.py: give one of them'):
     config_flag.explain(['main', '--config=a.py', '--config=b.py', '--config.seed=1'])
 
@@ -58,7 +58,7 @@ def test_two_configs():
     ('train_steps=1e3', 'flag --config.train_steps=1e3: give a whole number'),
     ('seed=', 'flag --config.seed=: give a whole number'),
     ('masking.rate=15%', 'flag --config.masking.rate=15%: give a number')])
-def test_values_of_a_wrong_type(override, line):
+def test_values_of_a_wrong_type_are_refused(override, line):
   with pytest.raises(flags.IllegalFlagValueError) as caught:
     parsed(override)
   assert command._explained(caught.value) == line
@@ -85,7 +85,7 @@ def test_a_hint_names_a_field_of_the_same_group_first(name, nearest):
 
 @pytest.mark.parametrize('name, group', [
     ('data.xyz', 'data.'), ('mesh.batch', 'mesh.'), ('masking.prob', 'masking.'), ('xyz', '')])
-def test_without_a_near_field_those_of_the_group_are_named(name, group):
+def test_an_unknown_field_without_a_near_match_lists_its_group(name, group):
   with pytest.raises(UserError) as caught:
     config_lib.check_overrides(CONFIGS.pretrain, [f'--config.{name}=1'])
   named = str(caught.value).partition('known are ')[2].split(', ')
@@ -93,7 +93,7 @@ def test_without_a_near_field_those_of_the_group_are_named(name, group):
 
 
 @pytest.mark.parametrize('name', ['masking.prob', 'masking.ratio', 'masking.max_pred'])
-def test_a_group_of_other_configs_gets_no_hint_of_another_group(name):
+def test_a_group_that_the_config_lacks_gets_no_hint(name):
   with pytest.raises(UserError, match='known are '):
     config_lib.check_overrides(CONFIGS.tune, [f'--config.{name}=1'])
 
@@ -102,7 +102,7 @@ def test_a_group_of_other_configs_gets_no_hint_of_another_group(name):
     ('train_steps', 3_000_000_000, 2**31 - 1), ('batch_size', 3_000_000_000, 2**31 - 1),
     ('seed', 2**32, 2**32 - 1), ('eval_every', 2**31, 2**31 - 1), ('max_len', 2**31, 2**31 - 1),
     ('optimizer.warmup_steps', 2**31, 2**31 - 1), ('masking.span_max', 2**40, 2**31 - 1)])
-def test_whole_numbers_have_a_bound(field, value, most):
+def test_too_large_whole_numbers_are_refused(field, value, most):
   config_lib.check(conftest.tiny_config('x', seed=2**32 - 1))
   with pytest.raises(UserError, match=f'^{field}={value} must be at most {most}$'):
     config_lib.check(conftest.tiny_config('x', **{field: value}))
@@ -111,7 +111,7 @@ def test_whole_numbers_have_a_bound(field, value, most):
 @pytest.mark.parametrize('field, value', [
     ('model.initializer_range', 1e300), ('optimizer.eps', 1e-300), ('lora.alpha', 1e39),
     ('model.layer_norm_eps', 1e-50), ('optimizer.weight_decay', -1e40)])
-def test_numbers_are_those_of_float32(field, value):
+def test_numbers_outside_the_range_of_float32_are_refused(field, value):
   config_lib.check(conftest.tiny_config('x', **{field: 1e-30}))
   with pytest.raises(UserError, match=f'^{re.escape(f"{field}={value}")} must have a magnitude'):
     config_lib.check(conftest.tiny_config('x', **{field: value}))

@@ -1,4 +1,4 @@
-"""Every field of every config is known: harmless, of the schedule, or of another run."""
+"""A changed field is harmless, a change of the schedule, or another run."""
 
 import json
 
@@ -25,7 +25,7 @@ def outcome(name, task, allowed=False) -> str:
   return 'harmless'
 
 
-def test_fields_of_pretraining():
+def test_each_pretraining_field_has_the_expected_outcome():
   fed_by = ('seed', 'data.pack', 'data.sequences', 'data.negatives')  # they decide the rows
   for name in config_lib.flat(config_lib.pretraining('tiny')):
     expected = ('harmless' if name in HARMLESS else
@@ -38,7 +38,7 @@ def test_fields_of_pretraining():
     assert outcome(name, 'pretrain', allowed=True) == 'another'
 
 
-# Where the examples stand and how they are read (their digest is compared), and evaluation alone.
+# Fields that only locate, read or evaluate examples. Runs compare a digest of the examples.
 READ = {'train', 'text_column', 'text_pair_column', 'label_column', 'choices_column', 'format',
         'skip_labels', 'doc_stride', 'eval', 'eval_columns', 'eval_fields', 'test', 'n_best',
         'max_answer_len', 'null_threshold', 'loader_workers'}
@@ -47,7 +47,7 @@ READ = {'train', 'text_column', 'text_pair_column', 'label_column', 'choices_col
 @pytest.mark.parametrize('task', ['sequence_classification', 'token_classification',
                                   'question_answering', 'multiple_choice', 'sentence_embedding',
                                   'reranking', 'sparse_embedding', 'late_interaction'])
-def test_fields_of_fine_tuning(task):
+def test_each_fine_tuning_field_has_the_expected_outcome(task):
   others = {name for name in config_lib.finetuning(task).data
             if outcome(f'data.{name}', task, allowed=True) == 'another'}
   assert others == set(config_lib.finetuning(task).data) - READ
@@ -58,27 +58,27 @@ def test_fields_of_fine_tuning(task):
                     'skipped_words'}
 
 
-def test_what_a_fine_tuned_model_is_may_not_change():
+def test_fields_that_define_a_fine_tuned_model_may_not_change():
   for name in ('data.temperature', 'data.pooling', 'data.long', 'data.negative_column',
                'data.labels', 'data.problem', 'data.new_field'):
     for task in task_list.ALL:
       assert outcome(name, task, allowed=True) == 'another'
 
 
-def test_the_rows_of_fine_tuning_hang_on_more():
+def test_fields_that_decide_fine_tuning_rows_may_not_change():
   for name in ('seed', 'batch_size', 'max_len', 'optimizer.accumulation'):
     for task in task_list.ALL:
       assert outcome(name, task, allowed=True) == 'another'
 
 
-def test_only_what_differs_and_is_known_to_both():
+def test_changes_has_only_fields_that_differ_and_that_both_configs_have():
   before = {'a': [1, 2], 'b': {'c': 1, 'gone': 2}, 'd': 0.1, 'phases': []}
   now = {'a': (1, 2), 'b': {'c': 3, 'new': 4}, 'd': 0.1, 'phases': ((2, 3, 4),)}
   assert drift.changes(json.loads(json.dumps(before)), now) == [
       ('b.c', 1, 3), ('phases', [], [[2, 3, 4]])]
 
 
-def test_all_that_differs_is_named():
+def test_a_refusal_names_every_field_that_means_another_run():
   table = config_lib.fields('pretrain')
   changes = [drift.Change('log_every', 1, 2), drift.Change('seed', 0, 1),
              drift.Change('train_steps', 5, 6), drift.Change('task', 'a', 'b')]

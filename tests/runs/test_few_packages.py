@@ -30,7 +30,7 @@ run.run(conftest.tiny_config({records!r}, train_steps=2, **{{'optimizer.warmup_s
 
 
 @pytest.mark.slow
-def test_training_on_records_without_the_others(corpus_file, tmp_path):
+def test_training_on_records_needs_no_other_package(corpus_file, tmp_path):
   records, workdir = str(tmp_path / 'records'), tmp_path / 'run'
   preparation.prepare(preparation.Settings(corpus_file, vocab_size=200, heldout=0.1), records, 1)
   done = subprocess.run(

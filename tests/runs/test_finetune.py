@@ -33,7 +33,7 @@ from tests import conftest, made_tasks
 
 @pytest.fixture(scope='module', autouse=True)
 def two_devices():
-  """Runs see two devices: eight on a few cores only take longer."""
+  """Runs use two devices: eight on a few cores are only slower."""
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(mesh_lib, 'make_mesh', lambda **_: conftest.sub_mesh(2, 1))
     yield
@@ -72,7 +72,7 @@ def classifier(tmp_path_factory, pretrained):
   return folder / 'run'
 
 
-def test_a_classifier_learns_and_is_used(classifier):
+def test_a_classifier_learns_and_predicts(classifier):
   scores = last_scores(classifier)
   assert scores['eval_accuracy'] == scores['eval_f1'] == 1
   bert = bert_lib.load(str(classifier))
@@ -86,7 +86,7 @@ def test_a_classifier_learns_and_is_used(classifier):
     multiple_choice.choose(bert, [('a', ['b', 'c'])])
 
 
-def test_an_export_says_the_same_in_transformers(classifier, tmp_path):
+def test_an_export_gives_the_same_logits_in_transformers(classifier, tmp_path):
   conversion.convert(str(classifier), str(tmp_path / 'hf'), 'huggingface')
   theirs = transformers.BertForSequenceClassification.from_pretrained(tmp_path / 'hf').eval()
   assert theirs.config.id2label == {0: 'no', 1: 'yes'}
@@ -100,7 +100,7 @@ def test_an_export_says_the_same_in_transformers(classifier, tmp_path):
 
 
 def test_the_best_checkpoint_is_kept_and_loaded(pretrained, tmp_path):
-  # The rate is so high that the run forgets again: the last evaluation is not the best.
+  # The learning rate is so high that the run gets worse: the last evaluation is not the best.
   c = make_config('sequence_classification', pretrained, tmp_path,
                   **{'train_epochs': 6.0, 'eval_every': 0, 'optimizer.learning_rate': 2e-2,
                      'optimizer.warmup_ratio': 0.5, 'optimizer.clip_norm': 0.0})
@@ -119,7 +119,7 @@ def test_the_best_checkpoint_is_kept_and_loaded(pretrained, tmp_path):
   assert right == pytest.approx(evaluations[step])
 
 
-def test_regression_and_several_labels(pretrained, tmp_path):
+def test_regression_and_multi_label_classification_learn(pretrained, tmp_path):
   c = make_config('sequence_classification', pretrained, tmp_path, **{
       'data.problem': 'regression', 'data.label_column': 'value', 'train_epochs': 16.0})
   run.run(c, str(tmp_path / 'value'))
@@ -147,7 +147,7 @@ def test_regression_and_several_labels(pretrained, tmp_path):
 
 @pytest.mark.parametrize('long', [
     'chunks_attention', pytest.param('head_tail', marks=pytest.mark.slow)])
-def test_long_texts(pretrained, tmp_path, long):
+def test_only_chunks_read_the_whole_of_a_long_text(pretrained, tmp_path, long):
   files = {f'data.{name}': made_tasks.sequences(tmp_path / f'long-{name}.tsv', count, seed, 60)
            for name, count, seed in (('train', 160, 0), ('eval', 40, 1))}
   c = make_config('sequence_classification', pretrained, tmp_path, **{
@@ -164,7 +164,7 @@ def test_long_texts(pretrained, tmp_path, long):
   assert right == pytest.approx(best)
 
 
-def test_a_tagger(pretrained, tmp_path):
+def test_a_tagger_learns_and_predicts(pretrained, tmp_path):
   c = make_config('token_classification', pretrained, tmp_path, train_epochs=16.0, **{
       'data.train': made_tasks.tags(tmp_path / 'more.conll', 400)})
   with c.unlocked():
@@ -189,7 +189,7 @@ def test_a_tagger(pretrained, tmp_path):
 
 
 @pytest.mark.parametrize('unanswerable', [pytest.param(False, marks=pytest.mark.slow), True])
-def test_answers(pretrained, tmp_path, unanswerable):
+def test_question_answering_learns_and_predicts(pretrained, tmp_path, unanswerable):
   files = {f'data.{name}': made_tasks.questions(tmp_path / f'{name}-{unanswerable}.json', count,
                                                 seed, unanswerable)
            for name, count, seed in (('train', 160, 0), ('eval', 40, 1))}
@@ -215,7 +215,7 @@ def test_answers(pretrained, tmp_path, unanswerable):
   assert results['f1'] == pytest.approx(best)
 
 
-def test_choices(pretrained, tmp_path):
+def test_multiple_choice_learns_and_predicts(pretrained, tmp_path):
   c = make_config('multiple_choice', pretrained, tmp_path)
   c.data.test = c.data.eval
   run.run(c, str(tmp_path / 'run'))
@@ -237,7 +237,7 @@ def test_choices(pretrained, tmp_path):
   assert answer['probabilities'] == pytest.approx(expected, abs=1e-5)
 
 
-def test_resumed_ends_with_the_same_bits(pretrained, tmp_path):
+def test_a_resumed_run_ends_with_the_same_bits(pretrained, tmp_path):
   overrides = {'train_epochs': 2.0, 'model.dropout': 0.1, 'optimizer.accumulation': 2,
                'optimizer.layer_decay': 0.8, 'checkpoint_every': 4, 'keep_checkpoints': 9,
                'log_every': 1}
@@ -277,7 +277,7 @@ def _shapes(workdir):
 
 
 @pytest.mark.slow
-def test_reinitialised_layers_and_frozen_ones(pretrained, tmp_path):
+def test_reinitialized_layers_start_fresh_and_frozen_layers_stay(pretrained, tmp_path):
   def params(name, **overrides):
     c = make_config('sequence_classification', pretrained, tmp_path, **{
         'train_epochs': 0.0, 'train_steps': 2, 'data.eval': '', **overrides})
@@ -298,7 +298,7 @@ def test_reinitialised_layers_and_frozen_ones(pretrained, tmp_path):
     params('none', **{'reinit_layers': 3})
 
 
-def test_labels_that_are_left_out(pretrained, tmp_path, capsys):
+def test_examples_with_skipped_labels_are_left_out(pretrained, tmp_path, capsys):
   c = make_config('sequence_classification', pretrained, tmp_path, train_epochs=0.0, train_steps=1,
                   **{'data.skip_labels': ('-',)})
   for name, count in (('train', 3), ('eval', 2)):
@@ -311,7 +311,7 @@ def test_labels_that_are_left_out(pretrained, tmp_path, capsys):
   assert load_lib.load(str(tmp_path / 'run')).labels == ('no', 'yes')
 
 
-def test_scores_that_are_taken_for_classes_get_a_note(pretrained, tmp_path, capsys):
+def test_fractional_labels_print_a_note_about_regression(pretrained, tmp_path, capsys):
   for column, values, noted in (('value', ('1.0', '3.5'), True), ('value', ('1', '3'), False)):
     c = make_config('sequence_classification', pretrained, tmp_path, train_epochs=0.0,
                     train_steps=1, **{'data.label_column': column, 'data.eval': ''})
@@ -321,7 +321,7 @@ def test_scores_that_are_taken_for_classes_get_a_note(pretrained, tmp_path, caps
     assert ('data.problem=regression predicts the number' in capsys.readouterr().out) == noted
 
 
-def test_labels_that_are_numbers_and_their_order(pretrained, tmp_path):
+def test_numeric_labels_keep_their_given_order(pretrained, tmp_path):
   c = make_config('sequence_classification', pretrained, tmp_path, train_epochs=0.0, train_steps=1,
                   **{'data.label_column': 'value', 'data.labels': (3.0, '1.0')})
   run.run(c, str(tmp_path / 'run'))
@@ -331,7 +331,7 @@ def test_labels_that_are_numbers_and_their_order(pretrained, tmp_path):
     run.run(c, str(tmp_path / 'twice'))
 
 
-def test_a_tag_whose_partner_alone_is_in_training(pretrained, tmp_path):
+def test_an_i_tag_in_training_adds_the_b_tag(pretrained, tmp_path):
   c = make_config('token_classification', pretrained, tmp_path, train_epochs=0.0, train_steps=1)
   pathlib.Path(c.data.train).write_text('w1 O\nN1 B-NAME\nw2 I-X\n\n' * 9)
   pathlib.Path(c.data.eval).write_text('w1 O\nN1 B-NAME\nN2 I-NAME\nw2 B-X\n')
@@ -340,12 +340,12 @@ def test_a_tag_whose_partner_alone_is_in_training(pretrained, tmp_path):
 
 
 @pytest.mark.slow
-def test_from_a_model_with_another_head(classifier, pretrained, tmp_path):
+def test_another_task_gets_a_new_head_and_the_same_task_keeps_it(classifier, pretrained, tmp_path):
   c = make_config('token_classification', str(classifier), tmp_path, train_epochs=0.0,
                   train_steps=1)
   run.run(c, str(tmp_path / 'tags'))
   assert load_lib.load(str(tmp_path / 'tags')).labels == ('B-NAME', 'I-NAME', 'O')
-  # The same task and labels: the head goes on too.
+  # The same task with the same labels keeps the head too.
   c = make_config('sequence_classification', str(classifier), tmp_path, train_epochs=0.0,
                   train_steps=1, **{'optimizer.learning_rate': 1e-9})
   run.run(c, str(tmp_path / 'again'))
@@ -353,7 +353,7 @@ def test_from_a_model_with_another_head(classifier, pretrained, tmp_path):
 
 
 @pytest.mark.slow
-def test_several_evaluation_files(pretrained, tmp_path):
+def test_several_evaluation_files_have_their_own_scores(pretrained, tmp_path):
   c = make_config('sequence_classification', pretrained, tmp_path, train_epochs=1.0)
   with c.unlocked():
     c.data.eval += ',' + made_tasks.sequences(tmp_path / 'other.tsv', 10, 5)
@@ -367,7 +367,7 @@ def test_several_evaluation_files(pretrained, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_glue_submission(pretrained, tmp_path):
+def test_a_glue_run_writes_a_submission(pretrained, tmp_path):
   table = pathlib.Path(made_tasks.sequences(tmp_path / 'made.tsv', 240)).read_text()
   rows = [line.split('\t') for line in table.split('\n')[1:-1]]
   lines = [f'{text}\t{int(label == "yes")}' for text, label, _ in rows]
@@ -382,7 +382,7 @@ def test_a_glue_submission(pretrained, tmp_path):
       'index\tprediction\n0\t1\n1\t0\n2\t1\n')
 
 
-def test_other_examples_or_batches_in_the_same_workdir(classifier, pretrained, tmp_path):
+def test_other_examples_or_batches_in_a_workdir_are_refused(classifier, pretrained, tmp_path):
   c = make_config('sequence_classification', pretrained, classifier.parent, batch_size=8)
   with pytest.raises(UserError, match=r'batch_size=16 \(now 8\)'):
     run.run(c, str(classifier))

@@ -36,7 +36,7 @@ from tests.runs.test_finetune import make_config, pretrained, two_devices  # noq
     ('multiple_choice', 'train', '{"text": "x", "choices": ["a", "b"], "label": 5}\n', {},
      'the label 5 is none of the 2 choices'),
 ])
-def test_mistakes_in_the_data(pretrained, tmp_path, task, name, content, overrides, message):  # noqa: F811
+def test_mistakes_are_refused(pretrained, tmp_path, task, name, content, overrides, message):  # noqa: F811
   c = make_config(task, pretrained, tmp_path, train_epochs=1.0, **overrides)
   if name == 'test':
     c.data.test = str(tmp_path / 'test.tsv')
@@ -46,7 +46,7 @@ def test_mistakes_in_the_data(pretrained, tmp_path, task, name, content, overrid
     run.run(c, str(tmp_path / 'run'))
 
 
-def test_answers_that_are_not_in_their_place_are_counted(pretrained, tmp_path, capsys):  # noqa: F811
+def test_answers_at_a_wrong_offset_are_counted(pretrained, tmp_path, capsys):  # noqa: F811
   c = make_config('question_answering', pretrained, tmp_path, train_epochs=0.0, train_steps=1)
   content = json.loads(pathlib.Path(c.data.train).read_text())
   for paragraph in content['data'][0]['paragraphs'][:3]:
@@ -57,7 +57,7 @@ def test_answers_that_are_not_in_their_place_are_counted(pretrained, tmp_path, c
   assert '3 of 160 questions of' in out and '157 to train on' in out
 
 
-def test_a_question_longer_than_the_window(pretrained, tmp_path):  # noqa: F811
+def test_a_question_longer_than_the_window_is_refused(pretrained, tmp_path):  # noqa: F811
   c = make_config('question_answering', pretrained, tmp_path, max_len=8)
   content = json.loads(pathlib.Path(c.data.train).read_text())
   content['data'][0]['paragraphs'][0]['qas'][0]['question'] = 'Who w1 w2 w3 w4?'

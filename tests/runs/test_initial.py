@@ -59,7 +59,7 @@ def table(model):
   return np.asarray(model.params['params']['bert']['embeddings']['token'])
 
 
-def test_a_published_model_goes_on(published, tmp_path, corpus_file, capsys):
+def test_a_run_continues_a_published_model(published, tmp_path, corpus_file, capsys):
   run.run(config(corpus_file, published), str(tmp_path / 'run'))
   out = capsys.readouterr().out
   assert 'new             mlm_bias, mlm_dense, mlm_norm, nsp: not in' in out
@@ -67,7 +67,7 @@ def test_a_published_model_goes_on(published, tmp_path, corpus_file, capsys):
   assert ours.config.hidden_size == 32 and ours.tokenizer.vocab == theirs.tokenizer.vocab
   texts = ['the old king', 'a river']
   np.testing.assert_allclose(ours.embed(texts), theirs.embed(texts), atol=1e-6)
-  # The run goes on without the model that it started from.
+  # The run resumes without the model that it started from.
   gone = shutil.copytree(published, tmp_path / 'gone')
   run.run(config(corpus_file, gone), str(tmp_path / 'again'))
   shutil.rmtree(gone)
@@ -77,7 +77,7 @@ def test_a_published_model_goes_on(published, tmp_path, corpus_file, capsys):
   assert json.loads(lines[-1])['step'] == 3
 
 
-def test_heads_that_the_run_does_not_have_are_left_out(tmp_path, corpus_file, capsys):
+def test_heads_that_the_run_lacks_are_left_out(tmp_path, corpus_file, capsys):
   torch_bert.make('BertForPreTraining', tmp_path / 'model', hidden_size=32, num_attention_heads=4,
                   intermediate_size=64, max_position_embeddings=64, vocab_size=200)
   run.run(config(corpus_file, tmp_path / 'model', **{'data.sequences': 'full_sentences'}),
@@ -96,7 +96,7 @@ def test_new_words_start_as_the_mean_of_their_pieces(published, tmp_path, corpus
   run.run(config(corpus_file, published, **{'add_tokens': str(tmp_path / 'words.txt')}),
           str(tmp_path / 'run'))
   before, after = (bert_jax.from_pretrained(str(d)) for d in (published, tmp_path / 'run'))
-  assert after.config.vocab_size == VOCAB + 2  # king was there already
+  assert after.config.vocab_size == VOCAB + 2  # the vocabulary already has king
   assert after.tokenizer.vocab[VOCAB:] == ['kingbird', 'stonehouse']
   np.testing.assert_allclose(table(after)[:VOCAB], table(before)[:VOCAB], atol=1e-20)
   for i, word in enumerate(('kingbird', 'stonehouse'), VOCAB):
@@ -115,7 +115,7 @@ def test_new_words_start_as_the_mean_of_their_pieces(published, tmp_path, corpus
 
 
 @pytest.mark.slow
-def test_new_words_with_hyphens_and_underscores(published, tmp_path, corpus_file):
+def test_new_words_with_punctuation_become_single_tokens(published, tmp_path, corpus_file):
   (tmp_path / 'words.txt').write_text('COVID-19\nsnake_case\n3.5mm\n')
   run.run(config(corpus_file, published, **{'add_tokens': str(tmp_path / 'words.txt')}),
           str(tmp_path / 'run'))
@@ -136,7 +136,7 @@ def test_new_words_with_hyphens_and_underscores(published, tmp_path, corpus_file
   assert again.tokenizer.encode_batch([text])[0] == ids
 
 
-def test_the_summary_tells_factors_from_layers(capsys):
+def test_the_summary_counts_lora_factors_apart_from_new_layers(capsys):
   layer = {'qkv_kernel': {name: jax.numpy.ones((1, 2)) for name in ('lora_a', 'lora_b')}}
   fresh = {'params': {'bert': {'layers': layer, 'pooler': {'bias': jax.numpy.ones(2)}},
                       'classifier': {'bias': jax.numpy.ones(2)}}}
@@ -149,22 +149,23 @@ def test_the_summary_tells_factors_from_layers(capsys):
       ['new', 'classifier: not in there']]
 
 
-def test_a_vocabulary_that_the_corpus_cannot_fill(tmp_path, corpus_file, monkeypatch, capsys):
+def test_a_vocabulary_larger_than_the_corpus_prints_a_note(tmp_path, corpus_file, monkeypatch,
+                                                           capsys):
   monkeypatch.setattr(loop, 'train', lambda *arguments, **_: arguments[4].close())  # checkpoints
   for size in (3000, 100):
     run.run(conftest.tiny_config(corpus_file, **{'model.vocab_size': size}),
             str(tmp_path / f'{size}'))
-    told = ' '.join(capsys.readouterr().out.split())
+    output = ' '.join(capsys.readouterr().out.split())
     saved = json.loads((tmp_path / f'{size}/run.json').read_text())['config']
     entries = saved['model']['vocab_size']
     note = f'note model.vocab_size=3,000: the corpus gives {entries} entries'
-    assert (note in told, 'the corpus gives' in told) == ((True, True) if size == 3000
-                                                          else (False, False))
+    assert (note in output, 'the corpus gives' in output) == ((True, True) if size == 3000
+                                                              else (False, False))
     assert entries < size or size == entries == 100
 
 
 @pytest.mark.slow
-def test_word_vectors(tmp_path, corpus_file, capsys):
+def test_word_vectors_initialize_the_known_words(tmp_path, corpus_file, capsys):
   rng = np.random.default_rng(0)
   vectors = {'king': rng.normal(size=32), 'river': rng.normal(size=32),
              'zebra': rng.normal(size=32)}
@@ -190,7 +191,7 @@ def write(path, text):
   return str(path)
 
 
-def test_mistakes(published, tmp_path, corpus_file):
+def test_mistakes_are_refused(published, tmp_path, corpus_file):
   words = tmp_path / 'words.txt'
   for i, (overrides, message) in enumerate((
       ({'add_tokens': write(words, 'new york\n')}, "line 1: 'new york' has 2 words: give"),
@@ -220,7 +221,7 @@ def test_cased_models_stay_cased(published, tmp_path, corpus_file):
 
 
 @pytest.mark.parametrize('name', ['add_tokens', 'embedding_init', 'reinit_layers'])
-def test_fields_of_the_start_are_not_the_models(name):
+def test_fields_of_the_start_are_outside_the_model_group(name):
   config = config_lib.finetuning('sequence_classification')
   assert name in config and name not in config.model
   with pytest.raises(UserError, match=f'unknown config field --config.model.{name}: did you mean '
@@ -230,8 +231,8 @@ def test_fields_of_the_start_are_not_the_models(name):
   assert drift.changes(before, now) == [drift.Change(name, 'x', 'y')]
 
 
-def test_a_teacher_computes_as_its_student_does(tmp_path):
-  """It drops nothing, so that a kernel without dropout may serve it."""
+def test_a_teacher_uses_the_dtype_and_attention_of_its_student(tmp_path):
+  """It uses no dropout, so that a kernel without dropout can run it."""
   c = config_lib.pretraining('tiny')
   folder = made_tasks.start(tmp_path / 'teacher', 'sparse_embedding')
   c.update_from_flattened_dict({'teacher': folder, 'model.hidden_size': 32,
@@ -241,7 +242,7 @@ def test_a_teacher_computes_as_its_student_does(tmp_path):
   assert theirs.dropout == theirs.attention_dropout == 0
 
 
-def test_a_student_begins_with_layers_of_its_teacher(tmp_path):
+def test_a_student_starts_with_layers_of_its_teacher(tmp_path):
   torch_bert.make('BertForMaskedLM', tmp_path, hidden_size=32, num_attention_heads=4,
                   num_hidden_layers=4, intermediate_size=64, max_position_embeddings=64,
                   vocab_size=VOCAB)
@@ -263,19 +264,19 @@ def test_a_student_begins_with_layers_of_its_teacher(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_deeper_student_says_that_it_begins_at_random(corpus_file, tmp_path, capsys):
+def test_a_student_deeper_than_its_teacher_starts_at_random(corpus_file, tmp_path, capsys):
   short = {'train_steps': 2, 'optimizer.warmup_steps': 1}
   run.run(conftest.tiny_config(corpus_file, **short), str(tmp_path / 'teacher'))
   c = conftest.tiny_config(
       corpus_file, **short, objective='distillation', teacher=str(tmp_path / 'teacher'),
       **{'model.num_layers': 3})
-  c.data.source = str(tmp_path / 'teacher/corpus')  # both see the records of one vocabulary
+  c.data.source = str(tmp_path / 'teacher/corpus')  # both use one vocabulary
   capsys.readouterr()
   run.run(c, str(tmp_path / 'run'))
   assert 'student         starts from random values: the teacher' in capsys.readouterr().out
 
 
-def test_a_refused_teacher_leaves_the_vocabulary_of_the_run(corpus_file, tmp_path, monkeypatch):
+def test_a_refused_teacher_changes_no_file_of_the_run(corpus_file, tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   for name in ('teacher', 'other'):
     made_tasks.with_head(tmp_path / name, '', (), ('mlm',))
@@ -301,7 +302,7 @@ def test_a_refused_teacher_leaves_the_vocabulary_of_the_run(corpus_file, tmp_pat
   assert str(e.value) == ('teacher=other has another vocabulary than the run in run: give the '
                           'teacher of that run, or use another --workdir')
   assert files() == before
-  # The vocabulary is replaced only after damage, and then by the teacher of the run.
+  # Only a damaged vocabulary is replaced, from the teacher of the run.
   pathlib.Path('run/tokenizer/vocab.txt').write_text('damage')
   run.run(c('teacher'), 'run')
   assert files() == before

@@ -1,4 +1,4 @@
-"""Shorter runs by one flag, and what the summary says of them."""
+"""One flag shortens a run, and the summary names the changes."""
 
 import pathlib
 import runpy
@@ -28,7 +28,7 @@ def test_phases_scale_by_their_shares(phases, steps, counts):
   assert [p[1:] for p in scaled] == [p[1:] for p in phases]
 
 
-def test_the_longest_of_more_phases_than_steps_stay():
+def test_only_the_longest_phases_stay_in_a_run_of_fewer_steps():
   phases = ((20, 8, 1), (20, 8, 2), (30, 8, 3), (340, 8, 4))
   assert phases_lib.scaled(phases, 1) == ((1, 8, 4),)
   assert phases_lib.scaled(phases, 2) == ((1, 8, 3), (1, 8, 4))
@@ -56,13 +56,13 @@ def test_one_flag_shortens_every_config(path, steps):
   schedule = optimizer.learning_rate(optimizer.OptimizerConfig(**c.optimizer), steps)
   assert float(schedule(0)) > 0 or steps > 1
   assert sum(p.steps for p in config_lib.phases_of(c)) == steps
-  # What changed is said, and nothing else changed.
-  said = ' '.join(notes)
-  for name, told in (('phases', 'phases of '), ('optimizer.warmup_steps', 'warmup of '),
+  # The notes name every change, and nothing else changed.
+  text = ' '.join(notes)
+  for name, note in (('phases', 'phases of '), ('optimizer.warmup_steps', 'warmup of '),
                      ('train_epochs', 'instead of train_epochs='),
                      ('train_minutes', 'instead of train_minutes=')):
     changed = config_lib.flat(c)[name] != config_lib.flat(before)[name]
-    assert (told in said) == changed, name
+    assert (note in text) == changed, name
   free = (*config_lib.LENGTHS, 'phases', 'optimizer.warmup_steps')
   assert all(config_lib.flat(c)[name] == value for name, value in config_lib.flat(before).items()
              if name not in free)
@@ -84,7 +84,7 @@ def test_train_steps_shortens_a_run_of_phases():
 
 @pytest.mark.parametrize('phases, rows', [
     ((), 512), (((1, 128, 256),), 128), (((3, 64, 256), (1, 128, 256)), 64)])
-def test_given_phases_do_not_keep_the_warmup(phases, rows):
+def test_given_phases_scale_the_warmup(phases, rows):
   c = config_lib.pretraining('base')
   c, notes = fitted(c, train_steps=400, phases=phases)
   assert notes[-1] == 'warmup of 10,000 of 1,000,000 steps scaled to 4 of 400'
@@ -103,7 +103,7 @@ def test_two_flags_make_base_fit_a_laptop():
       'phases of 1,000,000 steps scaled to 10',
       'warmup of 10,000 of 1,000,000 steps scaled to 0 of 10']
   with pytest.raises(UserError, match='--config.max_len has no effect here: phases='):
-    config_lib.check_effects(c, ['train_steps', 'max_len'])  # the phases differ in it
+    config_lib.check_effects(c, ['train_steps', 'max_len'])  # the phases have other lengths
 
 
 def test_a_given_warmup_stays():
@@ -134,7 +134,7 @@ def test_given_phases_scale_to_given_steps():
   config_lib.check(c)
 
 
-def test_given_phases_alone_say_the_length():
+def test_given_phases_alone_set_the_length():
   c = conftest.tiny_config('x')
   c, notes = fitted(c, phases=((3, 16, 8),))
   assert notes[0] == 'train_steps=3, the steps of phases, instead of 12'
@@ -153,7 +153,7 @@ def test_given_phases_alone_say_the_length():
     ({'train_steps': 0, 'train_minutes': 3.0}, {'train_steps': 5},
      'train_steps=5 instead of train_minutes=3.0'),
     ({'train_steps': 12}, {'train_steps': 0, 'train_epochs': 1.0}, None)])
-def test_a_given_length_replaces_that_of_the_config_file(of_file, given, note):
+def test_a_given_length_replaces_the_length_of_the_config_file(of_file, given, note):
   c = conftest.tiny_config('x', **of_file)
   c, notes = fitted(c, **given)
   assert notes == ([note] if note else [])

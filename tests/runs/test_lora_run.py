@@ -1,4 +1,4 @@
-"""LoRA as users run it: killed and resumed to the bit, merged on export, planned."""
+"""LoRA as users run it: resumed with the same bits, merged on export, planned."""
 
 import json
 import pathlib
@@ -58,7 +58,7 @@ def arrays(folder):
           jax.tree_util.tree_leaves_with_path(load_lib.load(str(folder)).params)}
 
 
-def test_the_merged_model_says_what_the_run_says(finished, tmp_path):
+def test_the_merged_model_gives_the_logits_of_the_run(finished, tmp_path):
   source, c, workdir = finished
   start, end = arrays(source), arrays(workdir)
   changed = {jax.tree_util.keystr(path, simple=True, separator='/').removeprefix('params/bert/')
@@ -71,7 +71,7 @@ def test_the_merged_model_says_what_the_run_says(finished, tmp_path):
   theirs = bert_lib.load(str(tmp_path / 'hf'))
   np.testing.assert_array_equal(*(sequence_classification.class_logits(bert, TEXTS)
                                   for bert in (ours, theirs)))
-  # The loss that the run measured with its factors, from the logits of the merged model.
+  # The logits of the merged model give the loss that the run measured with its factors.
   rows = [line.split('\t') for line in pathlib.Path(c.data.eval).read_text().split('\n')[1:-1]]
   logits = sequence_classification.class_logits(ours, [row[0] for row in rows])
   gold = [ours.model.labels.index(row[1]) for row in rows]
@@ -79,7 +79,7 @@ def test_the_merged_model_says_what_the_run_says(finished, tmp_path):
   np.testing.assert_allclose(test_finetune.last_scores(workdir)['eval_loss'], loss, rtol=1e-4)
 
 
-def test_a_killed_run_ends_with_the_same_bits_without_its_source(finished, tmp_path, monkeypatch):
+def test_a_killed_run_resumes_exactly_without_its_source(finished, tmp_path, monkeypatch):
   source, c, workdir = finished
   shutil.copytree(source, tmp_path / 'model')
   c = c.copy_and_resolve_references()
@@ -108,7 +108,7 @@ def test_a_killed_run_ends_with_the_same_bits_without_its_source(finished, tmp_p
   assert all(np.array_equal(x, again[path]) for path, x in whole.items())
 
 
-def test_a_base_that_is_damaged_is_refused(finished, tmp_path):
+def test_a_damaged_base_is_refused(finished, tmp_path):
   _, c, workdir = finished
   shutil.copytree(workdir, tmp_path / 'run')
   path = tmp_path / 'run/base/bert.json'
@@ -119,7 +119,7 @@ def test_a_base_that_is_damaged_is_refused(finished, tmp_path):
       use()
 
 
-def test_a_run_that_saved_nothing_starts_from_the_model_named_now(finished, tmp_path):
+def test_a_run_without_checkpoints_starts_from_the_current_init_from(finished, tmp_path):
   source, c, _ = finished
   workdir, c = tmp_path / 'run', c.copy_and_resolve_references()
   c.train_steps, c.data.eval = 1, ''
@@ -136,7 +136,7 @@ def test_a_run_that_saved_nothing_starts_from_the_model_named_now(finished, tmp_
 
 
 @pytest.mark.slow
-def test_continued_pretraining(corpus_file, tmp_path):
+def test_continued_pretraining_changes_only_layers_and_heads(corpus_file, tmp_path):
   short = {'train_steps': 2, 'optimizer.warmup_steps': 1}
   run.run(conftest.tiny_config(corpus_file, **short), str(tmp_path / 'first'))
   c = conftest.tiny_config(corpus_file, **short, **LORA, init_from=str(tmp_path / 'first'))
@@ -148,7 +148,7 @@ def test_continued_pretraining(corpus_file, tmp_path):
   assert changed == {'layers', 'pooler', 'mlm_dense', 'mlm_norm', 'mlm_bias', 'nsp'}
 
 
-def test_a_student_goes_on_with_its_own_base(corpus_file, tmp_path):
+def test_a_resumed_student_keeps_its_own_base(corpus_file, tmp_path):
   short = {'train_steps': 2, 'optimizer.warmup_steps': 1}
   for seed, name in enumerate(('teacher', 'start')):
     run.run(conftest.tiny_config(corpus_file, **short, seed=seed), str(tmp_path / name))
@@ -176,7 +176,7 @@ def test_a_plan_counts_no_moments_of_frozen_parameters(finished, tmp_path):
   count = lambda tree: sum(x.size for x in jax.tree.leaves(tree))
   frozen = count(work.task.frozen)
   factors = 2 * 2 * (32 + 96 + 32 + 64)  # 2 layers, rank 2
-  # Two moments less of each frozen parameter; each factor and its two moments are more.
+  # LoRA drops two moments of each frozen parameter and adds each factor with its two moments.
   assert arguments[0] - arguments[2] == 4 * (2 * frozen - 3 * factors)
 
 
@@ -186,7 +186,7 @@ def test_a_plan_counts_no_moments_of_frozen_parameters(finished, tmp_path):
     ({'reinit_layers': 1}, 'reinit_layers=1 changes parameters that lora.rank=2 freezes'),
     ({'embedding_init': 'x'}, 'embedding_init=x changes parameters that lora.rank=2 freezes'),
 ])
-def test_mistakes(finished, tmp_path, fields, line):
+def test_mistakes_are_refused(finished, tmp_path, fields, line):
   source, _, _ = finished
   c = make_config(str(source), tmp_path, **fields)
   with pytest.raises(UserError, match=line):
@@ -194,14 +194,14 @@ def test_mistakes(finished, tmp_path, fields, line):
   assert not (tmp_path / 'run/checkpoints/0').exists()
 
 
-def test_the_workdir_of_a_run_without_lora(finished, tmp_path):
-  """It has checkpoints, so that the run loads no other model, and no base."""
+def test_the_workdir_of_a_run_without_lora_is_refused(finished, tmp_path):
+  """It has checkpoints, so the run loads no other model. It has no base."""
   _, c, _ = finished
   with pytest.raises(UserError, match=r'run holds a run with lora.rank=0 \(now 2\)'):
     frozen_base.adapt(types.SimpleNamespace(start=None), c, epath.Path(tmp_path / 'run'))
 
 
-def test_pretraining_from_nothing_has_no_base(corpus_file, tmp_path):
+def test_lora_pretraining_without_init_from_is_refused(corpus_file, tmp_path):
   c = conftest.tiny_config(corpus_file, **LORA)
   with pytest.raises(UserError, match='lora.rank=2 freezes a pretrained model: give its folder as'):
     run.run(c, str(tmp_path / 'run'))

@@ -1,4 +1,4 @@
-"""Runs on a mixture of corpora: one vocabulary, resumed to the bit, mistakes."""
+"""Runs on a mixture of corpora: one vocabulary, resumed with the same bits, mistakes."""
 
 import json
 import pathlib
@@ -32,7 +32,7 @@ def train(source, workdir, **overrides):
   run.run(conftest.tiny_config(source, **{'data.heldout': 0.1, **overrides}), str(workdir))
 
 
-def test_a_mixture_of_texts_is_prepared_once_and_resumes_to_the_bit(texts, tmp_path):
+def test_a_mixture_of_texts_is_prepared_once_and_resumes_with_the_same_bits(texts, tmp_path):
   source, workdir = f'{texts}/a.txt=3:1,{texts}/b.txt=1:3', tmp_path / 'run'
   train(source, workdir, log_batch_digest=True)
   corpora = [dataset.open_records(epath.Path(workdir / 'corpora' / name / 'corpus'))
@@ -55,7 +55,7 @@ def test_a_mixture_of_texts_is_prepared_once_and_resumes_to_the_bit(texts, tmp_p
     train(source.replace('3:1', '1:1'), workdir, log_batch_digest=True)
 
 
-def test_records_of_a_mixture_share_their_vocabulary(texts, tmp_path):
+def test_records_with_different_vocabularies_are_refused(texts, tmp_path):
   for name in 'ab':
     train(f'{texts}/{name}.txt', tmp_path / name, train_steps=1, **{'optimizer.warmup_steps': 0})
   with pytest.raises(UserError, match='have another vocabulary than the records in .*prepare one '
@@ -63,7 +63,7 @@ def test_records_of_a_mixture_share_their_vocabulary(texts, tmp_path):
     train(f'{tmp_path}/a/corpus=1,{tmp_path}/b/corpus=1', tmp_path / 'run')
 
 
-def test_a_part_may_hold_nothing_out(texts, tmp_path):
+def test_a_corpus_of_a_mixture_may_hold_nothing_out(texts, tmp_path):
   vocab = str(texts / 'vocab.txt')
   (texts / 'vocab.txt').write_text(
       '\n'.join(['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]', *'abcdefghijklmnopqrstuvwxyz.',

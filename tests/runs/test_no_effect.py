@@ -1,4 +1,4 @@
-"""Given fields have an effect or the run refuses them; shorter runs; lists on command lines."""
+"""A run refuses given fields without effect; values and lists on command lines."""
 
 import dataclasses
 import json
@@ -20,7 +20,7 @@ from tests import conftest, tiny
 
 @pytest.fixture(scope='module')
 def records(tmp_path_factory) -> str:
-  """A folder that the table takes for token records: it has a manifest."""
+  """A folder that counts as token records, because it has a manifest."""
   folder = tmp_path_factory.mktemp('records')
   (folder / 'manifest.json').write_text('{}')
   return str(folder)
@@ -28,7 +28,7 @@ def records(tmp_path_factory) -> str:
 
 PHASES = {'phases': ((1, 16, 8), (1, 32, 16))}
 RECORDS = {'data.source': 'RECORDS'}
-# task, fields of the config, the given one, the reason why it has no effect.
+# task, fields of the config, the given field, the reason why it has no effect.
 CASES = [
     ('pretrain', PHASES, 'batch_size', 'phases=.* set it for every step'),
     ('pretrain', PHASES, 'max_len', 'phases=.* set it for every step'),
@@ -94,7 +94,7 @@ def vocab(tmp_path_factory) -> str:
 
 
 @pytest.mark.parametrize('task, fields, name, reason', CASES)
-def test_without_effect(corpus_file, records, vocab, task, fields, name, reason):
+def test_fields_without_effect_are_refused(corpus_file, records, vocab, task, fields, name, reason):
   c = make(task, fields, corpus_file, records, vocab)
   with pytest.raises(UserError, match=f'^--config.{name} has no effect here: .*({reason})'):
     config_lib.check_effects(c, {'seed': 0, name: None})
@@ -103,7 +103,7 @@ def test_without_effect(corpus_file, records, vocab, task, fields, name, reason)
 
 @pytest.mark.parametrize('task, fields, name', [
     ('pretrain', {}, 'batch_size'), ('pretrain', {}, 'model.vocab_size'),
-    ('pretrain', {'phases': ((1, 16, 8), (1, 32, 8))}, 'batch_size'),  # they say the same
+    ('pretrain', {'phases': ((1, 16, 8), (1, 32, 8))}, 'batch_size'),  # both phases agree
     ('pretrain', {'data.vocab': 'VOCAB'}, 'data.lowercase'), ('pretrain', {}, 'data.language'),
     ('pretrain', {'data.source': '*.txt'}, 'data.format'), ('pretrain', {}, 'data.heldout'),
     ('pretrain', {'data.lines_are_sentences': True, 'data.language': 'zh'}, 'data.language'),
@@ -120,17 +120,17 @@ def test_without_effect(corpus_file, records, vocab, task, fields, name, reason)
     ('sequence_classification', {}, 'data.labels'), ('sequence_classification', {}, 'data.long'),
     ('question_answering', {'max_len': 32, 'data.doc_stride': 28}, 'data.doc_stride'),
     ('token_classification', {}, 'data.text_column'), ('multiple_choice', {}, 'data.text_column')])
-def test_with_effect(corpus_file, records, vocab, task, fields, name):
+def test_fields_with_effect_are_accepted(corpus_file, records, vocab, task, fields, name):
   config_lib.check_effects(make(task, fields, corpus_file, records, vocab), [name])
 
 
-def test_every_rule_of_the_tables_is_tried():
+def test_every_rule_of_the_tables_has_a_case():
   tried = {name for _, _, name, _ in CASES}
   tables = [config_lib.fields(task) for task in config_lib.TASKS]
   assert {name for table in tables for name, field in table.items() if field.unused} <= tried
 
 
-def test_every_rule_says_when_a_field_has_no_effect():
+def test_every_rule_documents_when_a_field_has_no_effect():
   rules = {rule for task in config_lib.TASKS for field in config_lib.fields(task).values()
            for rule in (*field.unused, *field.unused_by_data)}
   assert len(rules) >= 20
@@ -139,7 +139,7 @@ def test_every_rule_says_when_a_field_has_no_effect():
     assert rule.__name__ != '<lambda>' and re.search('no effect', rule.__doc__), rule
 
 
-def test_fields_of_another_architecture(corpus_file):
+def test_fields_of_another_architecture_are_refused(corpus_file):
   c = config_lib.pretraining('tiny')
   with c.unlocked():
     c.model.embedding_size = 8
@@ -148,7 +148,7 @@ def test_fields_of_another_architecture(corpus_file):
 
 
 @pytest.mark.parametrize('name', ['model.vocab_size', 'data.tokenizer', 'data.lowercase'])
-def test_records_in_a_mixture_have_the_vocabulary(corpus_file, records, name):
+def test_vocabulary_fields_are_refused_for_a_mixture_with_records(corpus_file, records, name):
   c = tiny.get_config()
   c.data.source = f'{corpus_file}=1,{records}=2'
   with pytest.raises(UserError, match=f'the records in data.source={records} have their own vocab'):
@@ -159,8 +159,8 @@ def test_records_in_a_mixture_have_the_vocabulary(corpus_file, records, name):
 
 @pytest.mark.parametrize('stated, lowercase, has_effect', [
     (False, True, False), (False, False, True), (True, True, True), (True, False, True)])
-def test_lowercase_beside_the_settings_of_a_vocabulary(tmp_path, vocab, corpus_file, stated,
-                                                       lowercase, has_effect):
+def test_lowercase_is_refused_for_a_cased_vocabulary(tmp_path, vocab, corpus_file, stated,
+                                                     lowercase, has_effect):
   (tmp_path / 'vocab.txt').write_text(pathlib.Path(vocab).read_text())
   (tmp_path / 'tokenizer_config.json').write_text(json.dumps({'do_lower_case': stated}))
   c = tiny.get_config()
@@ -183,7 +183,7 @@ def tree(*paths):
     (('bert/layers/qkv_kernel/lora_a', 'bert/layers/qkv_kernel/lora_b'), True),
     (('classifier/kernel',), False), (('bert/embeddings/token',), False),
     (('mlm_dense/kernel', 'mlm_dense/bias'), False)])
-def test_a_deviation_of_first_weights_that_nothing_has(fresh, whole):
+def test_initializer_range_is_refused_if_nothing_starts_at_random(fresh, whole):
   copied = ('bert/embeddings/position', 'bert/layers/up/kernel')
   task = types.SimpleNamespace(init=lambda key: tree(*copied, *fresh))
   start = types.SimpleNamespace(params=tree(*copied, 'left_out/kernel'))
@@ -200,7 +200,7 @@ def test_a_deviation_of_first_weights_that_nothing_has(fresh, whole):
                            types.SimpleNamespace(task=task, start=None))
 
 
-def test_what_only_the_data_tells():
+def test_fields_without_effect_on_the_data_are_refused():
   c = tiny.get_config()
   c.profile_steps = (50, 60)
   files = types.SimpleNamespace(null_threshold=None)
@@ -220,9 +220,9 @@ def test_what_only_the_data_tells():
   config_lib.check_effects(c, ['data.null_threshold'], job)
 
 
-def test_rows_beyond_the_memory(monkeypatch):
+def test_rows_beyond_the_memory_are_refused(monkeypatch):
   mesh, c = conftest.sub_mesh(1, 1), conftest.tiny_config('x', batch_size=10, max_len=48)
-  need = 10 * 48 * (4 * 4 + 32 * 2)  # four numbers of rows, an embedding of 32 in two bytes each
+  need = 10 * 48 * (4 * 4 + 32 * 2)  # a token has four int32 and an embedding of 32 x 2 bytes
   monkeypatch.setattr(config_lib.host, 'memory', lambda: need)
   config_lib.check_sizes(c, mesh)
   monkeypatch.setattr(config_lib.host, 'memory', lambda: need - 1)
@@ -243,13 +243,13 @@ def test_unused_lengths_are_not_checked():
 
 
 @pytest.mark.parametrize('field, value', [('layer_decay', 0.9), ('frozen_layers', 0)])
-def test_a_generator_has_layers_of_its_own(field, value):
+def test_layer_settings_are_refused_for_a_model_with_a_generator(field, value):
   c = conftest.tiny_config('x', **{'model.architecture': 'electra', f'optimizer.{field}': value})
   with pytest.raises(UserError, match=f'optimizer.{field}={value} counts the layers of one model'):
     config_lib.check_sizes(c, conftest.sub_mesh(1, 1))
 
 
-def test_layers_that_start_fresh_are_not_frozen():
+def test_reinitialized_layers_cannot_be_frozen():
   c = config_lib.finetuning('sequence_classification')
   c.model.update(dataclasses.asdict(BertConfig()))
   c.reinit_layers, c.optimizer.frozen_layers = 2, 10
@@ -258,7 +258,7 @@ def test_layers_that_start_fresh_are_not_frozen():
   with pytest.raises(UserError, match='reinit_layers=2 and optimizer.frozen_layers=11: a layer'):
     config_lib.check_sizes(c, conftest.sub_mesh(1, 1))
   for frozen in (-1, 0):
-    c.reinit_layers, c.optimizer.frozen_layers = 12, frozen  # all of them
+    c.reinit_layers, c.optimizer.frozen_layers = 12, frozen  # all layers
     config_lib.check_sizes(c, conftest.sub_mesh(1, 1))
     c.reinit_layers = 13
     with pytest.raises(UserError, match='^reinit_layers=13 is above model.num_layers=12$'):
@@ -269,7 +269,7 @@ def test_layers_that_start_fresh_are_not_frozen():
 
 
 @pytest.mark.parametrize('name', ['muon', 'normuon'])
-def test_muon_has_nothing_to_do_beside_lora(name):
+def test_muon_is_refused_with_lora(name):
   c = conftest.tiny_config('x', **{'lora.rank': 2, 'optimizer.name': name})
   with pytest.raises(UserError, match=f'optimizer.name={name} is for the matrices of the layers'):
     config_lib.check(c)
@@ -282,12 +282,12 @@ def test_muon_has_nothing_to_do_beside_lora(name):
     ('[a]', ('a',)), ('-,x', ('-', 'x')), ('0,1,01,1.0', (0, 1, '01', '1.0')), ('', ()),
     ('()', ()), ('not good,bad', ('not good', 'bad')), ('"x,y",z', ('x,y', 'z')),
     ('((1,16,8),(1,32,8))', ((1, 16, 8), (1, 32, 8))), ('10,15', (10, 15)), ('-1', (-1,))])
-def test_lists_on_a_command_line(text, value):
+def test_lists_on_a_command_line_are_parsed(text, value):
   assert config_flag.TupleParser().parse(text) == value
 
 
 @pytest.mark.parametrize('text', ['((a),b)', "('a',", '(', '((1,2),x)'])
-def test_what_is_no_list(text):
+def test_malformed_lists_are_refused(text):
   with pytest.raises(ValueError, match='is not a list'):
     config_flag.TupleParser().parse(text)
 
@@ -295,12 +295,12 @@ def test_what_is_no_list(text):
 @pytest.mark.parametrize('name', ['optimizer.learning_rate', 'masking.rate', 'train_epochs',
                                   'data.heldout', 'model.layer_norm_eps'])
 @pytest.mark.parametrize('value', [float('nan'), float('inf')])
-def test_numbers_are_finite(name, value):
+def test_numbers_that_are_not_finite_are_refused(name, value):
   with pytest.raises(UserError, match=f'^{name}=(nan|inf) must be a finite number'):
     config_lib.check(conftest.tiny_config('x', **{name: value}))
 
 
-def test_languages():
+def test_only_language_codes_are_accepted():
   for code in ('en', 'zh', 'zh-tw', 'de', 'sv', 'gsw'):
     languages.check('data.language', code)
   for code in ('', 'german', 'xx', 'EN', 'en_US'):
@@ -308,7 +308,7 @@ def test_languages():
       languages.check('data.language', code)
 
 
-def test_a_task_of_another_config():
+def test_a_task_that_does_not_fit_the_config_is_refused():
   for task, other in (('sequence_classification', 'token_classification'),
                       ('multiple_choice', 'question_answering')):
     c = config_lib.finetuning(task)
@@ -317,7 +317,7 @@ def test_a_task_of_another_config():
       config_lib.check(c)
 
 
-def test_the_home_folder(tmp_path, monkeypatch, corpus_file):
+def test_a_tilde_in_workdir_expands_to_the_home_folder(tmp_path, monkeypatch, corpus_file):
   from bert_jax.runs import run
 
   monkeypatch.setenv('HOME', str(tmp_path))

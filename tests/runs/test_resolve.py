@@ -1,4 +1,4 @@
-"""A config is resolved once: one file changes it, and what comes out is frozen."""
+"""A config is resolved once: one file changes it, and the result is frozen."""
 
 import ast
 import pathlib
@@ -32,7 +32,7 @@ def root(node: ast.expr) -> str:
 
 
 def configs_of(function: ast.AST) -> set[str]:
-  """The names of configs in a function: parameters with that type, and all that is derived."""
+  """The names of configs in a function: parameters of that type, and names derived from them."""
   names = {'config', 'c', 'cfg'}
   for node in ast.walk(function):
     if isinstance(node, ast.arg) and node.annotation and 'ConfigDict' in ast.unparse(
@@ -50,7 +50,7 @@ def configs_of(function: ast.AST) -> set[str]:
 
 def changes(source: str) -> list[str]:
   """The statements that change a field of a config."""
-  found = []
+  statements = []
   for function in ast.walk(ast.parse(source)):
     if not isinstance(function, ast.FunctionDef):
       continue
@@ -65,8 +65,8 @@ def changes(source: str) -> list[str]:
           and node.func.attr in CHANGING and root(node.func.value) in names) or (
               isinstance(node, ast.Call) and ast.unparse(node.func) == 'setattr'
               and root(node.args[0]) in names):
-        found.append(ast.unparse(node))
-  return found
+        statements.append(ast.unparse(node))
+  return statements
 
 
 @pytest.mark.parametrize('line', [
@@ -74,20 +74,20 @@ def changes(source: str) -> list[str]:
     'd = config.data; d.train = "x"', 'config.data.update(train="x")', 'group.unlock()',
     'a, config.seed = 1, 2', 'copy = config.copy_and_resolve_references(); copy.seed = 1',
     'setattr(config, "seed", 1)', 'other.seed = 0'])
-def test_a_change_is_seen(line):
+def test_a_change_of_a_config_is_detected(line):
   source = f'def f(config, group: ConfigDict, other: FrozenConfigDict):\n  {line}\n'
   assert changes(source)
   assert not changes('def f(config):\n  config = changed(config, {})\n  seed = config.seed\n')
 
 
-def test_one_file_changes_configs():
+def test_only_the_files_that_define_configs_change_them():
   sources = {str(path.relative_to(PACKAGE)): path.read_text() for path in PACKAGE.rglob('*.py')}
-  found = {path: changes(source) for path, source in sources.items()
-           if 'ConfigDict' in source or not path.startswith(OTHER_CONFIGS)}
-  assert not {path: lines for path, lines in found.items() if lines and path not in DEFINITIONS}
+  by_file = {path: changes(source) for path, source in sources.items()
+             if 'ConfigDict' in source or not path.startswith(OTHER_CONFIGS)}
+  assert not {path: lines for path, lines in by_file.items() if lines and path not in DEFINITIONS}
 
 
-def test_a_changed_copy():
+def test_changed_returns_a_frozen_copy():
   c = conftest.tiny_config('x')
   after = config_fields.changed(c, {'optimizer.learning_rate': 0.5, 'model.embedding_size': 8,
                                     'phases': ((12, 32, 8),)})
@@ -102,7 +102,7 @@ def test_a_changed_copy():
     config_fields.changed(after, {'train_steps': 'many'})
 
 
-def test_the_resolved_config_has_what_the_devices_and_the_data_decide(corpus_file, tmp_path):
+def test_the_resolved_config_has_the_fields_that_devices_and_data_decide(corpus_file, tmp_path):
   c = conftest.tiny_config(corpus_file, **{'model.dtype': 'auto', 'model.vocab_size': 100_000})
   before, path = c.to_dict(), epath.Path(tmp_path)
   asked = resolve.checked(c, {'train_steps': 24})

@@ -39,7 +39,7 @@ def finished(tmp_path_factory, corpus_file):
   return workdir
 
 
-def test_what_a_workdir_holds(finished):
+def test_a_workdir_has_the_files_of_a_run(finished):
   assert {'run.json', 'metrics.jsonl', 'tensorboard', 'curves.png', 'checkpoints', 'tokenizer',
           'corpus'} <= {p.name for p in finished.iterdir()}
   saved = json.loads((finished / 'run.json').read_text())
@@ -49,7 +49,7 @@ def test_what_a_workdir_holds(finished):
   assert any(p.name.startswith('events.') for p in (finished / 'tensorboard').iterdir())
 
 
-def test_metrics(finished):
+def test_metrics_have_the_expected_steps_and_fields(finished):
   training = [line for line in lines(finished) if 'loss' in line]
   held_out = [line for line in lines(finished) if 'eval_loss' in line]
   assert [line['step'] for line in training] == [2, 4, 6, 8, 10, 12]
@@ -59,26 +59,26 @@ def test_metrics(finished):
                          'learning_rate', 'grad_norm', 'tokens_per_second', 'mfu', 'data_wait',
                          'skipped_steps'}
     assert line['loss'] == pytest.approx(line['mlm_loss'] + line['nsp_loss'])
-    assert line['mfu'] is None  # the peak of a CPU is not known
+    assert line['mfu'] is None  # the peak of a CPU is unknown
   # The rate of the last update before each line: warmup to step 4, then down to 0 at step 12.
   assert [line['learning_rate'] for line in training] == pytest.approx(
       [1e-3 * r for r in (1 / 4, 3 / 4, 7 / 8, 5 / 8, 3 / 8, 1 / 8)])
   assert held_out[0]['eval_unigram_entropy'] > 2
 
 
-def test_checkpoints_kept(finished):
+def test_the_last_three_checkpoints_are_kept(finished):
   assert sorted(p.name for p in (finished / 'checkpoints').iterdir()) == ['12', '4', '8']
 
 
-def test_the_same_command_again_says_that_it_is_finished(finished, corpus_file, capsys):
+def test_a_finished_run_prints_that_it_is_finished(finished, corpus_file, capsys):
   before = (finished / 'metrics.jsonl').read_bytes()
   run.run(evaluated(corpus_file), str(finished))
   assert 'holds the whole run of 12 steps' in capsys.readouterr().out
   assert (finished / 'metrics.jsonl').read_bytes() == before
 
 
-def test_a_finished_run_whose_newest_checkpoint_is_damaged(finished, corpus_file, tmp_path, capsys):
-  """Its last steps are made again, with the same bits; until then nobody takes an older one."""
+def test_a_finished_run_replaces_a_damaged_checkpoint(finished, corpus_file, tmp_path, capsys):
+  """It repeats its last steps with the same bits. Until then readers do not take an older one."""
   workdir = tmp_path / 'run'
   shutil.copytree(finished, workdir)
   whole, before = integrity.check(epath.Path(workdir / 'checkpoints/12')), lines(workdir)
@@ -92,8 +92,8 @@ def test_a_finished_run_whose_newest_checkpoint_is_damaged(finished, corpus_file
   assert not (workdir / 'damaged').exists()
   capsys.readouterr()
   run.run(evaluated(corpus_file), str(workdir))
-  told = ' '.join(capsys.readouterr().out.split())
-  assert 'resumed from step 8, 4 steps are repeated' in told and 'holds the whole' not in told
+  output = ' '.join(capsys.readouterr().out.split())
+  assert 'resumed from step 8, 4 steps are repeated' in output and 'holds the whole' not in output
   assert (workdir / 'damaged/checkpoints-12').is_dir()
   assert integrity.check(epath.Path(workdir / 'checkpoints/12')) == whole
   timed = ('tokens_per_second', 'data_wait')
@@ -125,7 +125,7 @@ def test_a_longer_or_another_run_in_the_same_workdir_is_refused(finished, corpus
 
 @pytest.mark.parametrize('name, now', [
     ('name', 'lamb'), ('layer_decay', 0.9), ('frozen_layers', 0)])
-def test_an_optimizer_with_other_moments_is_another_run(finished, corpus_file, name, now):
+def test_an_optimizer_with_other_moments_is_refused(finished, corpus_file, name, now):
   before = (finished / 'run.json').read_bytes()
   was = json.loads(before)['config']['optimizer'][name]
   for allowed in (False, True):
@@ -137,15 +137,15 @@ def test_an_optimizer_with_other_moments_is_another_run(finished, corpus_file, n
   assert (finished / 'run.json').read_bytes() == before
 
 
-def test_a_resumed_run_says_what_changed(finished, corpus_file, tmp_path, capsys):
+def test_a_resumed_run_prints_the_changed_fields(finished, corpus_file, tmp_path, capsys):
   """Harmless changes are allowed, and so is a longer schedule on request."""
   shutil.copytree(finished, tmp_path / 'run')
   config = evaluated(corpus_file, train_steps=14, allow_schedule_change=True,
-                                log_every=1, sharding='dp', **{
-                                    'mesh.model': 2, 'model.dtype': 'bfloat16'})
+                     log_every=1, sharding='dp', **{
+                         'mesh.model': 2, 'model.dtype': 'bfloat16'})
   run.run(config, str(tmp_path / 'run'))
-  told = [line.split(None, 1) for line in capsys.readouterr().out.splitlines()]
-  assert sorted(rest for word, rest in (x for x in told if len(x) == 2) if word == 'changed') == [
+  words = [line.split(None, 1) for line in capsys.readouterr().out.splitlines()]
+  assert sorted(rest for word, rest in (x for x in words if len(x) == 2) if word == 'changed') == [
       'allow_schedule_change=False (now True)', 'log_every=2 (now 1)', 'mesh.model=1 (now 2)',
       'model.dtype=float32 (now bfloat16)', 'sharding=tp (now dp)', 'train_steps=12 (now 14)']
   assert [x['step'] for x in lines(tmp_path / 'run') if 'loss' in x][-3:] == [12, 13, 14]
@@ -154,7 +154,7 @@ def test_a_resumed_run_says_what_changed(finished, corpus_file, tmp_path, capsys
 
 @pytest.mark.parametrize('name', ['normuon', *(
     pytest.param(name, marks=pytest.mark.slow) for name in ('muon', 'lamb', 'stable_adamw'))])
-def test_every_optimiser_is_sharded_and_resumes(corpus_file, tmp_path, name):
+def test_every_optimizer_is_sharded_and_resumes(corpus_file, tmp_path, name):
   def train():
     run.run(conftest.tiny_config(corpus_file, sharding='fsdp_tp', **{
         'mesh.model': 2, 'optimizer.name': name, 'optimizer.decay_ratio': 0.5}),
@@ -170,8 +170,8 @@ def test_every_optimiser_is_sharded_and_resumes(corpus_file, tmp_path, name):
   assert training[-1] < training[0]
 
 
-def test_two_phases_and_microbatches(tmp_path, corpus_file, monkeypatch):
-  """Each phase has its steps and its length, in microbatches as well."""
+def test_each_phase_has_its_steps_and_length(tmp_path, corpus_file, monkeypatch):
+  """Also with microbatches."""
   config = conftest.tiny_config(corpus_file, phases=((4, 16, 16), (4, 32, 16)), train_steps=8,
                                 **{'optimizer.accumulation': 2, 'log_every': 1, 'batch_size': 16})
   tokens = []
@@ -190,7 +190,7 @@ def test_two_phases_and_microbatches(tmp_path, corpus_file, monkeypatch):
   assert [x['step'] for x in lines(tmp_path / 'run') if 'loss' in x] == list(range(1, 9))
 
 
-def test_epochs(tmp_path, corpus_file, capsys):
+def test_train_epochs_sets_the_number_of_steps(tmp_path, corpus_file, capsys):
   config = conftest.tiny_config(corpus_file, train_steps=0, train_epochs=0.5)
   run.run(config, str(tmp_path / 'run'))
   out = capsys.readouterr().out
@@ -198,7 +198,7 @@ def test_epochs(tmp_path, corpus_file, capsys):
   assert lines(tmp_path / 'run')[-1]['step'] == math.ceil(rows / 2 / 8)
 
 
-def test_init_from_another_workdir(finished, tmp_path, corpus_file):
+def test_init_from_copies_the_parameters_of_another_workdir(finished, tmp_path, corpus_file):
   # Another vocabulary, and another model.
   vocab = (finished / 'tokenizer' / 'vocab.txt').read_text().splitlines()[:-1]
   (tmp_path / 'vocab.txt').write_text('\n'.join(vocab) + '\n')
@@ -235,13 +235,13 @@ def test_init_from_another_workdir(finished, tmp_path, corpus_file):
     ({'optimizer.warmup_steps': 12}, 'warmup_steps=12'),
     ({'init_from': '/nowhere'}, '/nowhere is not a folder here'),
 ])
-def test_mistakes_are_named_before_anything_is_written(tmp_path, corpus_file, overrides, message):
+def test_mistakes_are_refused_before_the_first_checkpoint(tmp_path, corpus_file, overrides, message):
   with pytest.raises(UserError, match=message):
     run.run(conftest.tiny_config(corpus_file, **overrides), str(tmp_path / 'run'))
   assert not list((tmp_path / 'run').glob('checkpoints/*'))
 
 
-def test_a_warmup_longer_than_the_epochs_leaves_no_run_behind(corpus_file, tmp_path):
+def test_a_warmup_longer_than_the_epochs_leaves_no_run_json(corpus_file, tmp_path):
   c = conftest.tiny_config(corpus_file, train_steps=0, train_epochs=1.0)
   c.optimizer.warmup_steps = 10**6
   with pytest.raises(UserError, match='optimizer.warmup_steps=1000000 leaves nothing of the'):
@@ -249,7 +249,7 @@ def test_a_warmup_longer_than_the_epochs_leaves_no_run_behind(corpus_file, tmp_p
   assert not (tmp_path / 'run/run.json').exists()
 
 
-def test_checkpoints_without_their_run_json_are_left_alone(finished, tmp_path, corpus_file):
+def test_checkpoints_without_run_json_are_refused_and_kept(finished, tmp_path, corpus_file):
   workdir = shutil.copytree(finished, tmp_path / 'run')
   (workdir / 'run.json').unlink()
   before = sorted(workdir.rglob('*'))
@@ -258,13 +258,13 @@ def test_checkpoints_without_their_run_json_are_left_alone(finished, tmp_path, c
   assert [p for p in sorted(workdir.rglob('*')) if p.suffix != '.lock'] == before
 
 
-def test_a_workdir_that_cannot_be_written(tmp_path, corpus_file):
+def test_a_workdir_that_cannot_be_written_is_refused(tmp_path, corpus_file):
   (tmp_path / 'file').write_text('')
   with pytest.raises(UserError, match='--workdir=.*/file/run cannot be written'):
     run.run(conftest.tiny_config(corpus_file), str(tmp_path / 'file' / 'run'))
 
 
-def test_predictions(finished):
+def test_predictions_agree_with_each_other(finished):
   bert = bert_jax.from_pretrained(str(finished))
   assert bert.config.dtype == 'float32'
   masks = bert.fill_mask('The [MASK] runs under the [MASK].', top_k=3)
@@ -283,7 +283,7 @@ def test_predictions(finished):
   scored = bert.score('The king runs.')
   surprisals = [t['surprisal'] for t in scored['tokens']]
   assert scored['pseudo_perplexity'] == pytest.approx(np.exp(np.mean(surprisals)))
-  # The surprisal of a token is that of fill_mask at its place.
+  # score and fill_mask give a token the same surprisal.
   first = bert.fill_mask('[MASK] king runs.', top_k=bert.config.vocab_size)[0]['candidates']
   assert len(bert.tokenizer.encode_batch(['The'])[0]) == 1
   the = next(c for c in first if c['token'] == scored['tokens'][0]['token'])
@@ -301,8 +301,8 @@ def test_predictions(finished):
 
 @pytest.mark.parametrize('sequences, objective', [('sentence_order', 'sop'),
                                                   ('full_sentences', None)])
-def test_other_sequences_have_their_own_objectives(tmp_path, corpus_file, sequences, objective,
-                                                   capsys):
+def test_each_kind_of_sequences_has_its_objective(tmp_path, corpus_file, sequences, objective,
+                                                  capsys):
   config = evaluated(corpus_file, train_steps=2, eval_every=2, **{
       'data.sequences': sequences, 'masking.unit': 'span', 'masking.final_rate': 0.3,
       'masking.random_by_frequency': True, 'optimizer.warmup_steps': 1})
@@ -325,8 +325,8 @@ def test_other_sequences_have_their_own_objectives(tmp_path, corpus_file, sequen
       bert.next_sentence([('a', 'b')])
 
 
-def test_rows_made_in_worker_processes_are_the_same(tmp_path, finished, corpus_file):
-  """Compares records on disk by the digests of every step."""
+def test_worker_processes_make_the_same_rows(tmp_path, finished, corpus_file):
+  """Compares the digests of every step."""
   digests = []
   for workers in (0, 1):
     config = conftest.tiny_config(str(finished / 'corpus'), train_steps=2, log_batch_digest=True,
@@ -361,9 +361,9 @@ def test_a_plain_script_needs_no_main_guard(tmp_path, finished, corpus_file):
   result = subprocess.run([sys.executable, 'script.py', corpus_file], cwd=tmp_path, env=env,
                           capture_output=True, text=True, check=False)
   assert result.returncode == 0, result.stderr
-  told = result.stdout.splitlines()
+  output = result.stdout.splitlines()
   # Two processes prepare, one makes rows.
-  assert (told[0], told.count('begins'), told[-1]) == ('begins', 1, '3 SpawnProcess False')
+  assert (output[0], output.count('begins'), output[-1]) == ('begins', 1, '3 SpawnProcess False')
   corpora = [{p.name: p.read_bytes() for p in sorted((workdir / 'corpus').iterdir()) if p.is_file()}
              for workdir in (finished, tmp_path / 'run')]
   assert len(corpora[0]) > 3 and corpora[0] == corpora[1]
@@ -371,7 +371,7 @@ def test_a_plain_script_needs_no_main_guard(tmp_path, finished, corpus_file):
       line.get('loss') for line in lines(tmp_path / 'run')]
 
 
-def test_a_tfds_data_set_is_trained_on(tmp_path, poems, monkeypatch):
+def test_a_run_trains_on_a_tfds_data_set(tmp_path, poems, monkeypatch):
   monkeypatch.setenv('TFDS_DATA_DIR', str(poems))
   config = conftest.tiny_config('tfds:poems', train_steps=2, **{'optimizer.warmup_steps': 1})
   run.run(config, str(tmp_path / 'run'))
@@ -380,7 +380,7 @@ def test_a_tfds_data_set_is_trained_on(tmp_path, poems, monkeypatch):
   assert manifest['documents'] == 40
 
 
-def test_profile(corpus_file, tmp_path, capsys):
+def test_profile_steps_writes_a_trace(corpus_file, tmp_path, capsys):
   config = conftest.tiny_config(corpus_file, train_steps=5, profile_steps=(2, 3))
   run.run(config, str(tmp_path / 'run'))
   assert 'steps 2 to 3: tensorboard --logdir=' in capsys.readouterr().out

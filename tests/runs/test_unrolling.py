@@ -1,4 +1,4 @@
-"""A run on a GPU has no loop over layers, unless it is too short for the compilation."""
+"""A run on a GPU unrolls its layers, unless it is too short to repay the compilation."""
 
 import dataclasses
 import types
@@ -28,7 +28,7 @@ H100 = mesh('NVIDIA H100 80GB HBM3', 'gpu')
     ('pretrain', mesh('cpu', 'cpu'), 0, 301, 1), ('pretrain', mesh('TPU v5e', 'tpu'), 0, 301, 1),
     ('sequence_classification', H100, 0, 60, 1), ('sequence_classification', H100, 0, 900, 12),
     ('sequence_classification', mesh('cpu', 'cpu'), 0, 60, 12)])
-def test_the_layers_of_a_step(task, devices, given, duration, layers):
+def test_only_a_long_run_unrolls_its_layers(task, devices, given, duration, layers):
   config = (config_lib.pretraining('base') if task == 'pretrain' else config_lib.finetuning(task))
   config.model.scan_unroll = given
   if task != 'pretrain':
@@ -49,7 +49,7 @@ def test_the_duration_follows_from_flops():
 
 
 @pytest.mark.parametrize('layers, keeps', [(2, True), (1, False)])
-def test_a_lora_run_keeps_its_base(layers, keeps):
+def test_a_lora_run_keeps_its_base_unless_its_layers_change(layers, keeps):
   """Without it the frozen model would be zeros."""
   config = BertConfig(num_layers=2, scan_unroll=0)
   task = types.SimpleNamespace(model=types.SimpleNamespace(config=config), loss_weights={},

@@ -1,4 +1,4 @@
-"""The wheel works without the repository: its configs travel with it."""
+"""The wheel works without the repository: it contains the configs."""
 
 import json
 import os
@@ -21,7 +21,7 @@ from tests.test_configs import SMALL
 ROOT = pathlib.Path(__file__).parents[2]
 
 
-def test_a_name_stands_for_the_file_of_a_config(tmp_path, monkeypatch):
+def test_the_name_of_a_config_expands_to_its_file(tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   argv = ['main', '--config=tiny', '--config.seed=1', '--workdir=tiny']
   path = ROOT / 'configs/tiny.py'
@@ -31,14 +31,14 @@ def test_a_name_stands_for_the_file_of_a_config(tmp_path, monkeypatch):
   assert config_flag.with_paths(['main', '--config']) == ['main', '--config']
   own = ['main', '--config=my/tiny.py']
   assert config_flag.with_paths(own) == own
-  pathlib.Path('tiny').write_text('')  # a file of that name is meant before the config
+  pathlib.Path('tiny').write_text('')  # a file of that name comes before the config
   assert config_flag.with_paths(argv) == argv
   with pytest.raises(UserError, match='--config=tinny is not a file or a config of bert_jax: '
                                       'the configs are albert_base, base, '):
     config_flag.with_paths(['main', '--config=tinny'])
 
 
-def test_one_version_serves_the_package_its_wheel_and_its_citation():
+def test_package_wheel_citation_and_changelog_have_one_version():
   project = tomllib.loads((ROOT / 'pyproject.toml').read_text())
   assert project['project']['dynamic'] == ['version'] and 'version' not in project['project']
   assert project['tool']['setuptools']['dynamic']['version'] == {'attr': 'bert_jax.__version__'}
