@@ -235,7 +235,7 @@ def test_init_from_copies_the_parameters_of_another_workdir(finished, tmp_path, 
     ({'optimizer.warmup_steps': 12}, 'warmup_steps=12'),
     ({'init_from': '/nowhere'}, '/nowhere is not a folder here'),
 ])
-def test_mistakes_are_refused_before_the_first_checkpoint(tmp_path, corpus_file, overrides, message):
+def test_mistakes_are_refused_before_any_checkpoint(tmp_path, corpus_file, overrides, message):
   with pytest.raises(UserError, match=message):
     run.run(conftest.tiny_config(corpus_file, **overrides), str(tmp_path / 'run'))
   assert not list((tmp_path / 'run').glob('checkpoints/*'))

@@ -22,7 +22,7 @@ from tests.runtime import test_processes
 
 @pytest.fixture(scope='module')
 def port():
-  """Of an empty bucket."""
+  """The port of an empty bucket."""
   with socket.socket() as free:
     free.bind(('localhost', 0))
     number = free.getsockname()[1]
@@ -37,7 +37,7 @@ def port():
 
 @pytest.fixture
 def bucket(port, tmp_path, monkeypatch):
-  """A folder of it, and a disk for this machine."""
+  """A folder of the bucket; sets a cache folder for this machine."""
   for name, value in emulator.variables(port).items():
     monkeypatch.setenv(name, value)
   monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
@@ -71,7 +71,7 @@ STEPS = ('--config.train_steps=60', '--config.checkpoint_every=10', '--config.lo
 
 
 @pytest.mark.slow
-def test_a_machine_that_lost_its_disk_goes_on_from_the_bucket(bucket, tmp_path, corpus_file):
+def test_a_machine_that_lost_its_disk_resumes_from_the_bucket(bucket, tmp_path, corpus_file):
   text = shutil.copy(corpus_file, tmp_path / 'text.txt')
   alone = test_commands.run(*test_commands.train(text, tmp_path / 'alone', *STEPS))
   assert alone.returncode == 0, alone.stderr
@@ -79,8 +79,8 @@ def test_a_machine_that_lost_its_disk_goes_on_from_the_bucket(bucket, tmp_path, 
   wait_for(bucket / 'checkpoints/20/commit_success.txt')
   killed.send_signal(signal.SIGKILL)
   killed.communicate()
-  shutil.rmtree(tmp_path / 'cache')  # the next machine has nothing but the bucket,
-  os.remove(text)  # where its token records are
+  shutil.rmtree(tmp_path / 'cache')  # the next machine has only the bucket,
+  os.remove(text)  # which has the token records
   resumed = test_commands.run(*train(text, bucket, *STEPS))
   assert resumed.returncode == 0, resumed.stderr
   assert 'resumed         from step' in resumed.stdout
@@ -92,7 +92,7 @@ def test_a_machine_that_lost_its_disk_goes_on_from_the_bucket(bucket, tmp_path, 
   objects = names(bucket)
   assert {'run.json', 'curves.png', 'tokenizer/vocab.txt', 'corpus/manifest.json'} <= objects
   assert len([name for name in objects if name.startswith('tensorboard/')]) == 2
-  # Every reader of a workdir reads it in the bucket.
+  # Commands read the workdir in the bucket.
   source = tmp_path / 'asked.jsonl'
   source.write_text('{"text": "The old [MASK] runs."}\n')
   done = test_commands.run('predict', '--task=fill_mask', f'--model={bucket}', f'--input={source}',
@@ -101,7 +101,7 @@ def test_a_machine_that_lost_its_disk_goes_on_from_the_bucket(bucket, tmp_path, 
   assert json.loads((tmp_path / 'said.jsonl').read_text())['masks'][0]['position'] == 3
 
 
-def test_a_tuned_model_its_best_checkpoint_and_its_predictions(bucket, tmp_path):
+def test_a_fine_tuning_run_writes_its_best_checkpoint_and_predictions(bucket, tmp_path):
   files = made_tasks.files('multiple_choice', tmp_path, 40, 10)
   fields = {'init_from': made_tasks.model(tmp_path / 'model'), 'batch_size': 8, 'max_len': 32,
             'train_epochs': 0, 'train_steps': 4, 'eval_every': 2, 'model.scan_unroll': 1, **files,
@@ -113,7 +113,7 @@ def test_a_tuned_model_its_best_checkpoint_and_its_predictions(bucket, tmp_path)
   assert [path.name for path in (bucket / 'best').iterdir() if path.name in ('2', '4')]
 
 
-def test_one_run_at_a_time(bucket, monkeypatch, capfd):
+def test_a_bucket_is_locked_for_one_run(bucket, monkeypatch, capfd):
   """Writes are conditional: a process that read an older state of the lock does not get it."""
   monkeypatch.setattr(lock, 'BEAT_SECONDS', 0.1)
   monkeypatch.setattr(lock, 'STALE_SECONDS', 0.5)
@@ -122,7 +122,7 @@ def test_one_run_at_a_time(bucket, monkeypatch, capfd):
   release_first = lock._acquire(bucket)
   assert not late._write()
   with pytest.raises(UserError, match=f'is in use by process {os.getpid()} on '):
-    lock._acquire(bucket)  # its beat goes on
+    lock._acquire(bucket)  # its heartbeat continues
   release_first()
   assert late._read() == b''
   late._me |= {'host': 'elsewhere', 'machine': 'elsewhere', 'pid': 1}
@@ -139,12 +139,12 @@ def test_one_run_at_a_time(bucket, monkeypatch, capfd):
   late._me |= {'machine': lock._machine(), 'pid': gone.pid}
   assert late._write()
   began = time.monotonic()
-  lock._acquire(bucket)()  # a process of this machine that is gone: no wait
+  lock._acquire(bucket)()  # a dead process of this machine: no wait
   assert time.monotonic() - began < 0.4 and late._read() == b''
 
 
 @pytest.mark.slow
-def test_two_processes_write_one_checkpoint(bucket, tmp_path, corpus_file):
+def test_two_processes_save_and_resume_in_a_bucket(bucket, tmp_path, corpus_file):
   records = bucket / 'records'
   done = test_commands.run('prepare', f'--input={corpus_file}', f'--output={records}',
                            '--vocab_size=200', '--heldout=0.1')
@@ -188,7 +188,7 @@ def test_token_records_are_copied_once(bucket):
   assert (again.local / 'corpus/a.bin').read_text() == 'not read again'
 
 
-def test_only_what_changed_is_uploaded_and_what_is_gone_goes(bucket, tmp_path):
+def test_only_changed_files_are_uploaded_and_stale_files_are_deleted(bucket, tmp_path):
   folder = storage.Folder(bucket, ('checkpoints',))
   folder.fetch()
   for name in ('run.json', 'metrics.jsonl'):
@@ -218,12 +218,12 @@ def test_only_what_changed_is_uploaded_and_what_is_gone_goes(bucket, tmp_path):
     ('s3://house/run', 'buckets are named gs://BUCKET/FOLDER'),
     ('gs://nowhere/run', 'cannot be written'),
 ])
-def test_a_bucket_that_is_none(bucket, corpus_file, path, message):
+def test_a_wrong_bucket_is_refused(bucket, corpus_file, path, message):
   done = test_commands.run(*train(corpus_file, path))
   test_commands.assert_mistake(done, message)
 
 
-def test_without_gcsfs(bucket, monkeypatch):
+def test_without_gcsfs_the_error_says_how_to_install_it(bucket, monkeypatch):
   def missing(*_, **__):
     raise ImportError('Please install gcsfs to access Google Storage')
 

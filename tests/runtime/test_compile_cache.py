@@ -25,14 +25,14 @@ def no_folder(tmp_path, monkeypatch):
     jax.config.update(name, value)
 
 
-def test_a_folder_of_ones_own_wins(no_folder):
+def test_a_folder_that_the_user_sets_wins(no_folder):
   jax.config.update('jax_compilation_cache_dir', '/mine')
   platforms.keep_compiled()
   assert jax.config.jax_compilation_cache_dir == '/mine'
   assert not list(no_folder.iterdir())
 
 
-def test_the_oldest_go(no_folder, monkeypatch):
+def test_the_oldest_programs_are_deleted(no_folder, monkeypatch):
   monkeypatch.setattr(platforms, '_MAX_CACHE_BYTES', 250)
   platforms.keep_compiled()
   folder = no_folder / 'bert_jax' / 'compiled' / platforms._machine()
@@ -45,7 +45,7 @@ def test_the_oldest_go(no_folder, monkeypatch):
   assert sorted(path.name for path in folder.iterdir()) == ['0-cache', '1-cache']
 
 
-def test_where_nothing_can_be_written_there_is_none(no_folder):
+def test_without_a_writable_folder_there_is_no_cache(no_folder):
   (no_folder / 'bert_jax').write_text('a file')
   platforms.keep_compiled()
   assert jax.config.jax_compilation_cache_dir is None
@@ -75,19 +75,19 @@ def compiled(no_folder):
 
 @pytest.mark.parametrize('cut', [lambda content: b'', lambda content: content[:-9],
                                  lambda content: b'other' + content])
-def test_a_program_that_a_kill_cut_short_is_made_again(compiled, cut):
-  """JAX alone would warn at every start, and never replace the file."""
+def test_a_truncated_program_is_compiled_again(compiled, cut):
+  """A kill leaves such a file. JAX alone would warn at every start and never replace it."""
   path = compiled()
-  with warnings.catch_warnings(record=True) as told:
+  with warnings.catch_warnings(record=True) as warned:
     platforms.keep_compiled()
     for _ in range(2):
       broken = cut(path.read_bytes())
       path.write_bytes(broken)
       assert compiled() == path and path.read_bytes() != broken
-  assert told == []
+  assert warned == []
 
 
-def test_a_cache_on_a_full_disk_is_one_line(compiled, capfd, monkeypatch):
+def test_a_cache_on_a_full_disk_prints_one_line(compiled, capfd, monkeypatch):
   write = type(epath.Path('/')).write_bytes
 
   def full(path, content):
@@ -96,9 +96,9 @@ def test_a_cache_on_a_full_disk_is_one_line(compiled, capfd, monkeypatch):
 
   monkeypatch.setattr(type(epath.Path('/')), 'write_bytes', full)
   monkeypatch.setattr(pathlib.Path, 'write_bytes', full)
-  with warnings.catch_warnings(record=True) as told:
+  with warnings.catch_warnings(record=True) as warned:
     platforms.keep_compiled()
     assert compiled() is None  # no part of it stays
-  assert told == [] and capfd.readouterr().out == (
+  assert warned == [] and capfd.readouterr().out == (
       '  note            a compiled program is not cached: OSError: [Errno 28] No '
       'space left on device\n')

@@ -24,7 +24,7 @@ from bert_jax.runtime import ending, quiet
     (ValueError('PERMISSION_DENIED: ... [OS error 30: EROFS Read-only file system]'),
      'the disk cannot be written'),
     (OSError(2, 'No such file or directory'), '')])
-def test_trouble_with_storage_is_known_by_its_causes(cause, expected):
+def test_a_storage_error_is_recognized_by_its_cause(cause, expected):
   error = ValueError('a save failed')
   error.__cause__ = cause
   assert ending.storage_trouble(error) == expected
@@ -39,14 +39,14 @@ FULL = ('RESOURCE_EXHAUSTED: Error writing local file "x": Failed to write: '
     (jax.errors.JaxRuntimeError(FULL), 'the disk is full: '),
     (jax.errors.JaxRuntimeError('RESOURCE_EXHAUSTED: Out of memory'), 'out of memory'),
     (MemoryError(), 'out of memory'), (ValueError('a bug'), '')])
-def test_a_full_disk_is_not_a_lack_of_memory(error, expected):
+def test_a_full_disk_is_not_reported_as_out_of_memory(error, expected):
   explanation = ending.machine_trouble(error)
   assert explanation.startswith(expected) and bool(explanation) == bool(expected)
 
 
 def test_writers_that_outlive_a_failed_save_are_quiet(monkeypatch):
-  told, handler = [], python_logging.Handler()
-  monkeypatch.setattr(sys, '__unraisablehook__', told.append)
+  reported, handler = [], python_logging.Handler()
+  monkeypatch.setattr(sys, '__unraisablehook__', reported.append)
   monkeypatch.setattr(sys, 'unraisablehook', None)
   monkeypatch.setattr(logging, 'get_absl_handler', lambda: handler)
   warnings.resetwarnings()
@@ -69,13 +69,13 @@ def test_writers_that_outlive_a_failed_save_are_quiet(monkeypatch):
     done = threading.Thread(target=promise.set_result, args=(1,))
     done.start()
     done.join()
-  class Abandoned:  # as a coroutine is that is dropped after its failure
+  class Abandoned:  # like a coroutine that is dropped after its failure
     def __init__(self, path):
       self.cr_code = compile('', path, 'exec')
 
   for path in ('site-packages/orbax/checkpoint/reading.py', 'ours.py'):
     sys.unraisablehook(types.SimpleNamespace(object=Abandoned(path), exc_value=ValueError(path)))
-  assert [str(args.exc_value) for args in told] == ['division by zero', 'ours.py']
+  assert [str(args.exc_value) for args in reported] == ['division by zero', 'ours.py']
 
   async def never():
     pass
@@ -93,13 +93,13 @@ def test_writers_that_outlive_a_failed_save_are_quiet(monkeypatch):
 
 @pytest.fixture
 def handler(monkeypatch):
-  """That of absl, with the filters of `quiet_libraries` alone."""
-  found = python_logging.Handler()
-  monkeypatch.setattr(logging, 'get_absl_handler', lambda: found)
+  """A log handler of absl with only the filters of `quiet_libraries`."""
+  absl_handler = python_logging.Handler()
+  monkeypatch.setattr(logging, 'get_absl_handler', lambda: absl_handler)
   for variable in ('TF_CPP_MIN_LOG_LEVEL', *quiet.ABSENT_TPU):
     monkeypatch.setenv(variable, 'x')
     monkeypatch.delenv(variable)
-  return found
+  return absl_handler
 
 
 @pytest.mark.parametrize('file, level, is_news', [
@@ -109,7 +109,7 @@ def handler(monkeypatch):
     ('asyncio/base_events.py', 'ERROR', False), ('orbax/checkpoint/save.py', 'ERROR', False),
     ('orbax/checkpoint/save.py', 'WARNING', True), ('bert_jax/training/loop.py', 'WARNING', True),
     ('bert_jax/training/loop.py', 'ERROR', True), ('my_gcsfs/retry.py', 'ERROR', True)])
-def test_libraries_say_nothing_that_their_errors_say(handler, file, level, is_news):
+def test_logs_that_repeat_the_errors_of_libraries_are_dropped(handler, file, level, is_news):
   quiet.quiet_libraries()
   record = python_logging.LogRecord('x', getattr(python_logging, level), f'/lib/{file}', 1, 'm', (),
                                     None)
@@ -120,19 +120,19 @@ def test_libraries_say_nothing_that_their_errors_say(handler, file, level, is_ne
     ((), quiet.ABSENT_TPU | {'TPU_ACCELERATOR_TYPE': 'v4-8'}),
     (('accel0',), {'TPU_ACCELERATOR_TYPE': 'v4-8'}),
     (('vfio/0',), {'TPU_ACCELERATOR_TYPE': 'v4-8'})])
-def test_only_an_absent_tpu_is_described(handler, monkeypatch, tmp_path, devices, expected):
+def test_tpu_variables_are_set_only_without_a_tpu(handler, monkeypatch, tmp_path, devices, expected):
   for name in devices:
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).touch()
   monkeypatch.setattr(quiet, 'TPU_DEVICES', tuple(
       path.replace('/dev', str(tmp_path)) for path in quiet.TPU_DEVICES))
-  monkeypatch.setenv('TPU_ACCELERATOR_TYPE', 'v4-8')  # what is set stays
+  monkeypatch.setenv('TPU_ACCELERATOR_TYPE', 'v4-8')  # a set variable stays
   quiet.quiet_libraries()
   assert {name: os.environ[name] for name in quiet.ABSENT_TPU if name in os.environ} == expected
 
 
 @pytest.mark.skipif(any(map(glob.glob, quiet.TPU_DEVICES)), reason='there is a TPU')
-def test_jax_starts_without_a_line_where_there_is_no_tpu():
+def test_jax_starts_silently_without_a_tpu():
   pytest.importorskip('libtpu')
   script = ('from bert_jax.commands import command\n'
             'def main(argv):\n  import jax\n  print(jax.default_backend())\n'

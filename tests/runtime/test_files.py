@@ -1,4 +1,4 @@
-"""Files of this machine: sizes, whole writes, outputs that two processes want."""
+"""Files of this machine: sizes, complete writes, outputs that two processes want."""
 
 import json
 import os
@@ -13,20 +13,20 @@ from bert_jax.errors import UserError
 from bert_jax.runtime import storage
 
 
-def test_the_owner_of_a_file_need_not_be_known(tmp_path, monkeypatch):
+def test_a_file_of_an_unknown_owner_is_read(tmp_path, monkeypatch):
   (tmp_path / 'a.json').write_text('{"text": "One."}')
 
   def unknown(uid):
     raise KeyError(f'getpwuid(): uid not found: {uid}')
 
-  monkeypatch.setattr(pwd, 'getpwuid', unknown)  # as in a container with a user of its own
+  monkeypatch.setattr(pwd, 'getpwuid', unknown)  # as in a container with its own user
   stat = os.stat(tmp_path / 'a.json')
   assert storage.size_and_time(epath.Path(tmp_path / 'a.json')) == (16, int(stat.st_mtime))
   assert storage.read_json(epath.Path(tmp_path / 'a.json')) == {'text': 'One.'}
   assert corpus.find_files(f'{tmp_path}/*.json') == [str(tmp_path / 'a.json')]
 
 
-def test_a_folder_is_made_or_refused(tmp_path):
+def test_a_folder_is_created_or_refused(tmp_path):
   storage.make_writable(epath.Path(tmp_path / 'a/b'), '--workdir=b', 1)
   storage.make_parent('--output', epath.Path(tmp_path / 'a/b/c/d.json'))
   assert [p.name for p in tmp_path.rglob('*')] == ['a', 'b', 'c']
@@ -37,7 +37,7 @@ def test_a_folder_is_made_or_refused(tmp_path):
     storage.make_parent('--output', epath.Path('/proc/x'))
 
 
-def test_two_processes_do_not_write_one_output(tmp_path, monkeypatch):
+def test_two_processes_cannot_write_one_output(tmp_path, monkeypatch):
   monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
   output = str(tmp_path / 'out.json')
   with storage.exclusive('--output', output):
@@ -50,7 +50,7 @@ def test_two_processes_do_not_write_one_output(tmp_path, monkeypatch):
     pass
 
 
-def test_an_output_is_none_of_the_sources(tmp_path):
+def test_an_output_that_is_a_source_is_refused(tmp_path):
   source, link = tmp_path / 'in.jsonl', tmp_path / 'link.jsonl'
   source.write_text('{}')
   link.symlink_to(source)
@@ -63,7 +63,7 @@ def test_an_output_is_none_of_the_sources(tmp_path):
   assert source.read_text() == '{}'
 
 
-def test_links_are_no_files_of_a_folder(tmp_path):
+def test_links_are_not_listed_as_files(tmp_path):
   (tmp_path / 'run').mkdir()
   (tmp_path / 'run/a').write_text('a')
   (tmp_path / 'latest').symlink_to('run')
@@ -71,19 +71,19 @@ def test_links_are_no_files_of_a_folder(tmp_path):
   assert list(storage._files(epath.Path(tmp_path))) == ['run/a']
 
 
-def test_an_output_is_whole_or_not_there(tmp_path):
+def test_write_whole_leaves_no_temporary_file(tmp_path):
   path = epath.Path(tmp_path / 'a.json')
   storage.write_whole(path, json.dumps(1))
   assert path.read_text() == '1' and [x.name for x in path.parent.iterdir()] == ['a.json']
 
 
-def test_a_home_in_the_value_of_a_flag(monkeypatch):
+def test_a_tilde_in_a_flag_expands_to_the_home_folder(monkeypatch):
   monkeypatch.setenv('HOME', '/home/me')
   assert [command._with_home(x) for x in ('--model=~/a=b', '--text=~5', '~/x', 'a=~/x')] == [
       '--model=/home/me/a=b', '--text=~5', '~/x', 'a=~/x']
 
 
-def test_lists_of_numbers():
+def test_lists_of_numbers_are_parsed():
   assert command.numbers('--layers', ['-1', '4']) == (-1, 4)
   assert command.numbers('--rates', ['-1', '1e-4'], float) == (-1, 1e-4)
   with pytest.raises(UserError, match='--layers=1,x: give whole numbers'):

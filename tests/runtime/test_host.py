@@ -1,4 +1,4 @@
-"""What the host can: the dtype of its products, memory that was freed and is kept in measure."""
+"""The host: whether bfloat16 is fast, and how much freed memory a run keeps."""
 
 import json
 import subprocess
@@ -36,11 +36,11 @@ print(json.dumps([unit] + held))
 """
 
 
-def test_freed_memory_is_kept_in_measure():
+def test_freed_memory_is_kept_up_to_a_limit():
   done = subprocess.run([sys.executable, '-c', _CODE], check=True, text=True, capture_output=True)
   unit, *held = json.loads(done.stdout)
   assert 1.1 * unit < held[3] < 1.2 * unit, 'an eighth more than the first steps needed'
-  # Three times as much: given back, until the limit has grown to it (1.25, 1.6, 2.0, 2.4, 3.1).
+  # Three times as much is returned until the limit has grown to it (1.25, 1.6, 2.0, 2.4, 3.1).
   assert max(held[4:9]) < 1.1 * unit
   assert 2.8 * unit < held[9] < 3.1 * unit
   assert held[10] < 1.1 * unit, 'no part of the machine is left'
@@ -49,7 +49,7 @@ def test_freed_memory_is_kept_in_measure():
 @pytest.mark.parametrize('flags, version, is_fast', [
     ('flags : fpu avx512f avx512_bf16', '0.12.0.1', True), ('flags : amx_bf16', '0.11.0', True),
     ('flags : amx_bf16', '0.10.2', False), ('flags : fpu avx512f', '1.0.0', False)])
-def test_bfloat16_is_fast_with_its_instructions_and_a_new_jax(monkeypatch, flags, version, is_fast):
+def test_bfloat16_is_fast_with_cpu_instructions_and_a_new_jax(monkeypatch, flags, version, is_fast):
   monkeypatch.setattr(host.pathlib.Path, 'read_text', lambda path: flags)
   monkeypatch.setattr(host.importlib.metadata, 'version', lambda package: version)
   assert host.has_fast_bfloat16() == is_fast

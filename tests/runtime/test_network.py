@@ -1,4 +1,4 @@
-"""A server that does not answer is named at once."""
+"""A server that does not answer is an error at once."""
 
 import socket
 import time
@@ -26,7 +26,7 @@ def no_proxy(monkeypatch):
 
 @pytest.fixture
 def port():
-  """Of a server that accepts connections."""
+  """The port of a server that accepts connections."""
   with socket.create_server(('127.0.0.1', 0)) as server:
     yield server.getsockname()[1]
 
@@ -36,7 +36,7 @@ def closed() -> int:
     return server.getsockname()[1]
 
 
-def test_a_server_that_answers(port):
+def test_a_server_that_answers_passes_the_check(port):
   network.check(f'http://127.0.0.1:{port}/path?query')
 
 
@@ -44,12 +44,12 @@ def test_a_server_that_answers(port):
     (lambda: f'http://127.0.0.1:{closed()}', r'127.0.0.1 does not answer \(Connection refused\)'),
     (lambda: f'https://127.0.0.1:{closed()}/x', r'127.0.0.1 does not answer'),
     (lambda: 'https://nowhere.invalid', r'nowhere.invalid does not answer \(\S.*\)')])
-def test_a_server_that_does_not(make_url, message):
+def test_a_server_that_does_not_answer_is_an_error(make_url, message):
   with pytest.raises(OSError, match=message):
     network.check(make_url())
 
 
-def test_a_proxy_knows_the_address(monkeypatch):
+def test_an_address_behind_a_proxy_is_not_checked(monkeypatch):
   monkeypatch.setenv('https_proxy', 'http://127.0.0.1:9')
   network.check('https://nowhere.invalid')
 
@@ -61,7 +61,7 @@ def test_a_proxy_knows_the_address(monkeypatch):
     ({'STORAGE_EMULATOR_HOST': 'https://b:1'}, 'https://b:1'),
     ({'GOOGLE_CLOUD_UNIVERSE_DOMAIN': 'x.goog'}, 'https://storage.x.goog')])
 @pytest.mark.parametrize('name', ['--workdir', 'data.source', '--output'])
-def test_buckets_out_of_reach_are_said_before_they_are_asked(monkeypatch, variables, server, name):
+def test_the_server_of_a_bucket_is_checked_before_the_bucket(monkeypatch, variables, server, name):
   for variable in ('STORAGE_EMULATOR_HOST', 'GOOGLE_CLOUD_UNIVERSE_DOMAIN'):
     monkeypatch.delenv(variable, raising=False)
   for variable, value in variables.items():
@@ -84,7 +84,7 @@ def test_buckets_out_of_reach_are_said_before_they_are_asked(monkeypatch, variab
   assert asked == [server]
 
 
-def test_a_bucket_without_a_network_is_named_within_seconds(monkeypatch):
+def test_an_unreachable_bucket_is_an_error_within_seconds(monkeypatch):
   monkeypatch.setenv('STORAGE_EMULATOR_HOST', f'127.0.0.1:{closed()}')
   began = time.monotonic()
   with pytest.raises(Failed, match='127.0.0.1 does not answer'):
@@ -93,13 +93,13 @@ def test_a_bucket_without_a_network_is_named_within_seconds(monkeypatch):
 
 
 
-def test_a_model_in_a_bucket_out_of_reach_is_named_at_once(monkeypatch):
+def test_a_model_in_an_unreachable_bucket_is_an_error(monkeypatch):
   monkeypatch.setenv('STORAGE_EMULATOR_HOST', f'http://127.0.0.1:{closed()}')
   with pytest.raises(Failed, match='model=gs://no/m cannot be reached: 127.0.0.1 does not answer'):
     load.load('gs://no/m')
 
 
-def test_examples_in_a_bucket_out_of_reach_are_named_at_once(monkeypatch, tmp_path):
+def test_examples_in_an_unreachable_bucket_are_an_error(monkeypatch, tmp_path):
   monkeypatch.setenv('STORAGE_EMULATOR_HOST', f'http://127.0.0.1:{closed()}')
   with pytest.raises(Failed, match='--input=gs://no/x.jsonl cannot be reached'):
     predictions.run('embed', made_tasks.model(tmp_path / 'm'), 'gs://no/x.jsonl', None)

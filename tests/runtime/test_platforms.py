@@ -8,7 +8,7 @@ from bert_jax.runtime import platforms
 
 
 @pytest.mark.parametrize('nvidia, expected', [(True, 'cuda'), (False, 'rocm')])
-def test_jax_is_asked_for_the_gpu_that_is_there(monkeypatch, nvidia, expected):
+def test_platform_gpu_selects_the_installed_kind_of_gpu(monkeypatch, nvidia, expected):
   device_files = '/dev/nvidia[0-9]*' if nvidia else '/dev/kfd'
   updates = []
   monkeypatch.setattr(platforms.glob, 'glob', lambda pattern: [pattern] * (pattern == device_files))
@@ -25,14 +25,14 @@ VERSIONS = ('NVRM version: NVIDIA UNIX x86_64 Kernel Module  {}  Wed Sep  6 19:1
 
 @pytest.fixture
 def jax_platforms():
-  """Sets the variable JAX_PLATFORMS, as it were."""
+  """Sets the option of JAX as the variable JAX_PLATFORMS would."""
   before = jax.config.jax_platforms
   yield lambda value: jax.config.update('jax_platforms', value)
   jax.config.update('jax_platforms', before)
 
 
-def test_who_asks_for_the_cpu_gets_it(monkeypatch, jax_platforms):
-  """On a machine with an accelerator."""
+def test_jax_platforms_cpu_is_respected(monkeypatch, jax_platforms):
+  """Even on a machine with an accelerator."""
   monkeypatch.setattr(platforms.host, 'has_accelerator', lambda: True)
   jax_platforms('cpu')
   platforms.select_platform('auto')
@@ -46,8 +46,8 @@ def test_who_asks_for_the_cpu_gets_it(monkeypatch, jax_platforms):
      'the NVIDIA driver 470.82.01 is older than 525: install a newer driver'),
     ('580.65.06', 'jax_cuda13_plugin', 'install requirements-tpu.txt'),
     ('', 'jax_cuda13_plugin', 'install requirements-tpu.txt')])
-def test_a_driver_that_is_too_old(monkeypatch, jax_platforms, tmp_path, version, driver, plugin,
-                                  message):
+def test_an_unused_accelerator_is_an_error_that_names_an_old_driver(
+    monkeypatch, jax_platforms, tmp_path, version, driver, plugin, message):
   jax_platforms(None)
   if driver:
     (tmp_path / 'version').write_text(version.format(driver))

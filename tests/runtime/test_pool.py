@@ -28,7 +28,7 @@ if __name__ == '__main__':
 """
 
 
-def test_a_failure_ends_the_workers_without_a_word(tmp_path):
+def test_a_failure_ends_the_workers_silently(tmp_path):
   (tmp_path / 'script.py').write_text(SCRIPT)
   root = pathlib.Path(__file__).parents[2]
   done = subprocess.run([sys.executable, tmp_path / 'script.py'], capture_output=True, text=True,

@@ -1,4 +1,4 @@
-"""SIGTERM: all processes save the same step and end with 75, a second one ends at once. Ctrl-C."""
+"""SIGTERM and Ctrl-C: all processes save the same step; a second SIGTERM ends them at once."""
 
 import contextlib
 import os
@@ -28,7 +28,7 @@ def saved(workdir, folder='checkpoints') -> list[int]:
   return integrity.steps(epath.Path(workdir / folder))
 
 
-def test_before_the_first_step(tmp_path, corpus_file):
+def test_sigterm_before_the_first_step_exits_with_75(tmp_path, corpus_file):
   process = subprocess.Popen(**test_commands.command(*test_commands.train(
       corpus_file, tmp_path / 'run', '--config.train_steps=2000')))
   while not (tmp_path / 'run').exists():
@@ -40,7 +40,7 @@ def test_before_the_first_step(tmp_path, corpus_file):
   assert 'stopped by SIGTERM' in err
 
 
-# Tells itself to stop; prints whether it heard; a second later, and then after all of ONE_SIGNAL.
+# Sends itself SIGTERM at once, a second later and ONE_SIGNAL later; prints whether it noticed.
 SIGNALS = """
 import os, signal, time
 from bert_jax.runtime import preemption
@@ -53,7 +53,7 @@ for pause in (0, 1, preemption.ONE_SIGNAL):
 """
 
 
-def test_a_second_signal_ends_at_once():
+def test_a_second_signal_ends_a_run_at_once():
   done = subprocess.run([sys.executable, '-c', SIGNALS], cwd=test_commands.ROOT, text=True,
                         capture_output=True)
   assert done.stdout.split() == ['False', 'True', 'True'] and done.returncode == 1
@@ -76,7 +76,7 @@ def test_ctrl_c_in_a_callback_is_not_lost():
   assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_a_block_is_not_interrupted():
+def test_ctrl_c_waits_for_the_end_of_an_uninterrupted_block():
   ended = False
   with pytest.raises(KeyboardInterrupt), preemption.uninterrupted():
     os.kill(os.getpid(), signal.SIGINT)
@@ -97,28 +97,27 @@ def test_an_ignored_ctrl_c_stays_ignored():
 
 
 @pytest.mark.slow
-def test_evaluations_are_broken_off_and_made_when_the_run_goes_on(tmp_path, corpus_file,
-                                                                  monkeypatch):
+def test_an_interrupted_evaluation_is_repeated_after_resuming(tmp_path, corpus_file, monkeypatch):
   config = conftest.tiny_config(corpus_file, keep_best='mlm_loss', checkpoint_every=100,
                                 log_every=3, **{'data.heldout': 0.1})
   run.run(config, str(tmp_path / 'unbroken'))
   evaluate, measured = PretrainingData.evaluate, []
-  told = iter([True, True, False, True, False])  # also in the evaluation of the run that goes on
+  stops = iter([True, True, False, True, False])  # also in the evaluation of the resumed run
 
-  def told_to_stop(self, evaluate_batch, step):
-    if next(told):
+  def evaluate_or_stop(self, evaluate_batch, step):
+    if next(stops):
       os.kill(os.getpid(), signal.SIGTERM)
     return evaluate(self, lambda batch: measured.append(step) or evaluate_batch(batch), step)
 
-  monkeypatch.setattr(PretrainingData, 'evaluate', told_to_stop)
+  monkeypatch.setattr(PretrainingData, 'evaluate', evaluate_or_stop)
   for step in (6, 6, 12):
     with pytest.raises(Preempted, match=f'after step {step} of 12'):
       run.run(config, str(tmp_path / 'run'))
     assert saved(tmp_path / 'run')[-1] == step
   run.run(config, str(tmp_path / 'run'))
-  whole = measured.count(12) - 1  # the run drops one batch
+  whole = measured.count(12) - 1  # the interrupted run drops one batch
   assert whole > 1 and measured.count(6) == whole + 2
-  assert list(told) == []
+  assert list(stops) == []
 
   def read(name):
     return [{k: v for k, v in line.items() if k not in ('tokens_per_second', 'data_wait')}
@@ -134,7 +133,7 @@ def test_all_processes_stop_at_the_same_step(records, tmp_path, told):  # noqa: 
   arguments = test_commands.train(records, tmp_path / 'run', *LONG)
   running = test_processes.start(2, tmp_path / 'run', *arguments)
   test_commands.wait_for_step(tmp_path / 'run', 20)
-  running[told].send_signal(signal.SIGTERM)  # the others learn of it
+  running[told].send_signal(signal.SIGTERM)  # the other process notices too
   ended = [process.communicate(timeout=100) for process in running]
   assert [process.returncode for process in running] == [75, 75], ended
   steps = {err.split('after step ')[1].split()[0] for _, err in ended}

@@ -1,4 +1,4 @@
-"""Several real processes train together: the same rows, whoever feeds them."""
+"""Several real processes train together, on the same rows as one process."""
 
 import json
 import os
@@ -28,7 +28,7 @@ def records(tmp_path_factory, corpus_file) -> str:
 
 def start(processes: int, workdir, *arguments: str, each=lambda i: (), env=None,
           script='') -> list:
-  """Starts main, or a script, on four devices in all; `each` gives a process flags of its own."""
+  """Starts main, or a script, on four devices in all; `each` gives a process more flags."""
   with socket.socket() as free:
     free.bind(('localhost', 0))
     port = free.getsockname()[1]
@@ -65,7 +65,7 @@ def run_together(processes: int, records: str, workdir, *more: str) -> list[dict
 
 
 @pytest.mark.slow
-def test_fine_tuning(tmp_path):
+def test_fine_tuning_gives_the_same_losses_on_two_processes(tmp_path):
   fields = {'init_from': made_tasks.model(tmp_path / 'model'), 'batch_size': 8, 'max_len': 32,
             'train_epochs': 0, 'train_steps': 4, 'log_every': 1, 'model.dropout': 0,
             'model.attention_dropout': 0, 'model.scan_unroll': 1,
@@ -83,21 +83,21 @@ def test_fine_tuning(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('several', [2, 4])
-def test_row_digests_are_those_of_one_process(records, tmp_path, several):
+def test_several_processes_read_the_rows_of_one_process(records, tmp_path, several):
   runs = {n: run_together(n, records, tmp_path / f'run{n}') for n in (1, several)}
   digests = {n: [d for line in lines for d in line.get('batch_digests', ())]
              for n, lines in runs.items()}
-  assert len(digests[1]) == len(set(digests[1])) == 4  # of every step, and no two alike
+  assert len(digests[1]) == len(set(digests[1])) == 4  # one for each step, all different
   assert digests[1] == digests[several]
   losses = {n: [line['loss'] for line in lines if 'loss' in line] for n, lines in runs.items()}
-  assert losses[several] == pytest.approx(losses[1], rel=1e-5)  # and so are the masks
+  assert losses[several] == pytest.approx(losses[1], rel=1e-5)  # the masks are the same too
   evaluations = {n: [line['eval_loss'] for line in lines if 'eval_loss' in line]
                  for n, lines in runs.items()}
   assert evaluations[several] == pytest.approx(evaluations[1], rel=1e-5)
 
 
 @pytest.mark.slow
-def test_all_start_from_another_model(records, tmp_path):
+def test_all_processes_start_from_init_from(records, tmp_path):
   run_together(1, records, tmp_path / 'first')
   start = f'--config.init_from={tmp_path / "first"}'
   one, two = (run_together(n, records, tmp_path / f'run{n}', start, '--config.log_every=1')
@@ -117,8 +117,8 @@ STEPS = ('--config.train_steps=20', '--config.optimizer.warmup_steps=2', '--conf
 
 
 @pytest.mark.slow
-def test_any_preset_and_number_of_processes_goes_on_with_any(records, tmp_path):
-  """Each run is cut in half; the second half is another's."""
+def test_a_run_resumes_with_another_preset_and_number_of_processes(records, tmp_path):
+  """Each run is cut in half; another preset and number of processes runs the second half."""
   forms = [(1, 'dp', 1), (2, 'fsdp', 1), (4, 'tp', 4), (2, 'fsdp_tp', 2)]
 
   def half(form, workdir):
@@ -145,7 +145,7 @@ KILLED = ('--config.train_steps=24', '--config.log_every=1', '--config.checkpoin
 
 @pytest.fixture(scope='module')
 def alone(records, tmp_path_factory) -> list:
-  """(step, loss) of four processes that nobody kills."""
+  """(step, loss) of an undisturbed run of four processes."""
   folder = tmp_path_factory.mktemp('alone')
   lines = together(4, folder / 'run', *test_commands.train(records, folder / 'run', *KILLED))
   return [(line['step'], line['loss']) for line in lines if 'loss' in line]
@@ -177,7 +177,7 @@ def test_a_killed_process_is_named(records, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('victim', [0, 2])
-def test_after_a_death_the_run_goes_on_exactly(records, tmp_path, alone, victim):
+def test_after_a_killed_process_the_run_resumes_exactly(records, tmp_path, alone, victim):
   arguments = test_commands.train(records, tmp_path / 'run', *KILLED)
   kill_one(4, victim, tmp_path / 'run', arguments)
   lines = together(4, tmp_path / 'run', *arguments)
@@ -199,7 +199,7 @@ with processes.together('cpu'):
 
 
 @pytest.mark.parametrize('number, statuses', [(signal.SIGTERM, [0, 0]), (signal.SIGKILL, [1, -9])])
-def test_a_signal_after_the_last_step(number, statuses):
+def test_after_the_last_step_sigterm_is_ignored_and_sigkill_is_an_error(number, statuses):
   running = start(2, ROOT, str(int(number)), script=PARTING, env={'BERT_JAX_GONE_SECONDS': '3'})
   ended = [process.communicate(timeout=60) for process in running]
   assert [process.returncode for process in running] == statuses, ended
@@ -208,7 +208,7 @@ def test_a_signal_after_the_last_step(number, statuses):
 
 
 @pytest.mark.slow
-def test_processes_with_other_configs(records, tmp_path):
+def test_processes_with_different_configs_are_refused(records, tmp_path):
   running = start(2, tmp_path / 'run', *test_commands.train(records, tmp_path / 'run'),
                   each=lambda i: (f'--config.seed={i}',))
   ended = [process.communicate(timeout=100) for process in running]
@@ -217,7 +217,7 @@ def test_processes_with_other_configs(records, tmp_path):
     assert 'process 1 has another config than process 0' in err and '"seed": 1' in err
 
 
-def test_a_process_without_a_new_beat_is_gone(monkeypatch):
+def test_a_process_without_a_new_heartbeat_is_gone(monkeypatch):
   monkeypatch.setattr(processes_lib, 'GONE_SECONDS', 8)
   last_beats = {}
 
@@ -227,17 +227,17 @@ def test_a_process_without_a_new_beat_is_gone(monkeypatch):
 
   assert silent(100, p0='1') is None  # process 1 has sent nothing yet
   assert silent(107, p0='1') is None
-  assert silent(108, p0='2', p1='1') is None  # both have news
+  assert silent(108, p0='2', p1='1') is None  # new heartbeats of both
   assert silent(115, p0='2', p1='2') is None
-  assert silent(116, p0='2', p1='3') is None  # 8 s after the beat of process 0: not above 8
+  assert silent(116, p0='2', p1='3') is None  # 8 s after the heartbeat of process 0: not above 8
   assert silent(116.5, p0='2', p1='3') == 0
   last_beats.clear()
   assert silent(10, p0='1') is None
-  assert silent(18.5, p0='2') == 1  # it never sent a beat
+  assert silent(18.5, p0='2') == 1  # it never sent a heartbeat
 
 
 @pytest.mark.slow
-def test_a_workdir_that_is_in_use(records, tmp_path):
+def test_a_workdir_in_use_is_refused_by_all_processes(records, tmp_path):
   with lock.held(epath.Path(tmp_path / 'run')):
     running = start(2, tmp_path / 'run', *test_commands.train(records, tmp_path / 'run'),
                     env={'BERT_JAX_GONE_SECONDS': '8'})
@@ -248,7 +248,7 @@ def test_a_workdir_that_is_in_use(records, tmp_path):
   assert [path.name for path in (tmp_path / 'run').iterdir()] == ['.lock']
 
 
-def test_a_coordinator_that_is_not_there(records, tmp_path):
+def test_a_missing_coordinator_is_an_error(records, tmp_path):
   command = test_commands.command(*test_commands.train(records, tmp_path / 'run'))
   command['env'].update(JAX_COORDINATOR_ADDRESS='localhost:1', JAX_NUM_PROCESSES='2',
                         JAX_PROCESS_ID='1', BERT_JAX_START_SECONDS='2')
@@ -258,7 +258,7 @@ def test_a_coordinator_that_is_not_there(records, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_process_that_never_comes(records, tmp_path):
+def test_a_process_that_never_joins_is_an_error(records, tmp_path):
   running = start(2, tmp_path / 'run', *test_commands.train(records, tmp_path / 'run'),
                   env={'BERT_JAX_START_SECONDS': '5'})
   running[1].kill()

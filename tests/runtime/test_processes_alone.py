@@ -11,7 +11,7 @@ from bert_jax.runtime import processes
 
 @pytest.fixture
 def tpu(monkeypatch):
-  """A machine with a TPU; the list of the calls that join processes."""
+  """Simulates a machine with a TPU; returns the list of calls that join processes."""
   calls = []
   monkeypatch.setattr(jax.distributed, 'initialize', lambda **options: calls.append(options))
   monkeypatch.setattr(processes, '_is_cluster', lambda platform: True)
@@ -21,7 +21,7 @@ def tpu(monkeypatch):
   return calls
 
 
-def test_a_tpu_that_knows_of_no_other_host_is_a_run_of_one_process(tpu, monkeypatch):
+def test_a_tpu_without_other_hosts_runs_as_one_process(tpu, monkeypatch):
   def initialize(**_):
     raise ValueError('coordinator_address should be defined.')
 
@@ -38,7 +38,7 @@ def test_the_hosts_of_a_slice_are_joined_once(tpu, monkeypatch):
   monkeypatch.setattr(processes, '_on_abort', aborts.append)
   with processes.together('auto'):
     assert len(tpu) == 1
-    assert len(aborts) == 2 and aborts[1] is None  # an abort in training is no matter of joining
+    assert len(aborts) == 2 and aborts[1] is None  # the handler of aborts is only for joining
   monkeypatch.setattr(jax.distributed, 'is_initialized', lambda: True)
   with processes.together('auto'):
     assert len(tpu) == 1
@@ -58,7 +58,7 @@ def test_the_tasks_of_a_slurm_step_are_joined_on_any_platform(monkeypatch):
       assert len(calls) == joined
 
 
-def test_a_process_that_is_none_of_the_run(monkeypatch):
+def test_a_process_id_outside_the_run_is_refused(monkeypatch):
   for name, value in (('NUM_PROCESSES', '2'), ('PROCESS_ID', '2')):
     monkeypatch.setenv(f'JAX_{name}', value)
   with pytest.raises(UserError, match='JAX_PROCESS_ID=2 must be at least 0 and below JAX_NUM_PROC'):
@@ -67,7 +67,7 @@ def test_a_process_that_is_none_of_the_run(monkeypatch):
 
 @pytest.mark.parametrize('process', ['0', '1'])
 @pytest.mark.parametrize('address', ['host', 'host:', ':80', 'host:x', 'host:0', 'host:65536'])
-def test_an_address_that_is_none(monkeypatch, address, process):
+def test_a_wrong_coordinator_address_is_refused(monkeypatch, address, process):
   for name, value in (('NUM_PROCESSES', '2'), ('PROCESS_ID', process)):
     monkeypatch.setenv(f'JAX_{name}', value)
   monkeypatch.setattr(processes, '_reach', lambda *_: pytest.fail('it connects'))
@@ -77,7 +77,7 @@ def test_an_address_that_is_none(monkeypatch, address, process):
                               'from 1 to 65535')
 
 
-def test_an_address(monkeypatch):
+def test_a_coordinator_address_is_accepted(monkeypatch):
   for name, value in (('NUM_PROCESSES', '2'), ('PROCESS_ID', '0')):
     monkeypatch.setenv(f'JAX_{name}', value)
   for address in ('host:1', '[::1]:65535'):
@@ -85,13 +85,13 @@ def test_an_address(monkeypatch):
 
 
 @pytest.mark.parametrize('value', ['60s', '0', '-1', 'nan'])
-def test_a_time_that_is_none(monkeypatch, value):
+def test_a_wrong_number_of_seconds_is_refused(monkeypatch, value):
   monkeypatch.setenv('BERT_JAX_GONE_SECONDS', value)
   with pytest.raises(UserError, match=f'BERT_JAX_GONE_SECONDS={value} must be a positive number'):
     processes._seconds('BERT_JAX_GONE_SECONDS', 60)
 
 
-def test_in_a_notebook_that_has_looked_at_its_tpu(tpu, monkeypatch):
+def test_after_jax_was_used_one_host_runs_and_several_hosts_fail(tpu, monkeypatch):
   jax.devices()
   with processes.together('auto'):
     assert not tpu
@@ -101,8 +101,8 @@ def test_in_a_notebook_that_has_looked_at_its_tpu(tpu, monkeypatch):
 
 
 @pytest.mark.parametrize('ending', [True, False])
-def test_the_last_word_is_which_process_is_gone(monkeypatch, capsys, ending):
-  """Process 0 names it and waits; the others end, and its exchanges with them fail."""
+def test_the_last_line_names_the_process_that_is_gone(monkeypatch, capsys, ending):
+  """Process 0 names it and waits; the others end, so its exchanges with them fail."""
   monkeypatch.setattr(processes, 'GONE_SECONDS', 0)
   monkeypatch.setattr(processes, 'BEAT_SECONDS', 0)
   monkeypatch.setattr(processes.os, '_exit', lambda code: None)

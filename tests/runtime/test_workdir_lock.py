@@ -1,4 +1,4 @@
-"""The lock of a workdir: who is let in and who is refused."""
+"""The lock of a workdir: which run gets it, and which is refused."""
 
 import errno
 import fcntl
@@ -19,7 +19,7 @@ from bert_jax.errors import UserError
 from bert_jax.runtime import ending, lock
 
 
-def test_one_at_a_time(tmp_path):
+def test_a_second_run_in_a_workdir_is_refused(tmp_path):
   workdir = epath.Path(tmp_path / 'run')
   with lock.held(workdir):
     assert len(ending.before_end) == 1  # SIGTERM before the first step releases it too
@@ -36,8 +36,8 @@ def test_one_at_a_time(tmp_path):
     pass
 
 
-def test_it_ends_with_its_process(tmp_path):
-  """By SIGKILL, also while children of the process live on."""
+def test_a_lock_ends_with_its_process(tmp_path):
+  """Also after SIGKILL, and while children of the process still live."""
   script = ('import subprocess, time\n'
             'from etils import epath\n'
             'from bert_jax.runtime import lock\n'
@@ -60,7 +60,7 @@ def without_flock(*_):
   raise OSError(errno.ENOSYS, 'Function not implemented')
 
 
-def test_a_file_system_without_the_kernels_locks(tmp_path, monkeypatch):
+def test_a_file_system_without_flock_is_locked_too(tmp_path, monkeypatch):
   """A lock ends with its process there too."""
   script = ('import fcntl, time\n'
             'from etils import epath\n'
@@ -84,22 +84,22 @@ def test_a_file_system_without_the_kernels_locks(tmp_path, monkeypatch):
   lock._acquire(epath.Path(tmp_path))()
 
 
-def test_whether_a_holder_has_ended(monkeypatch):
+def test_a_dead_holder_is_recognized(monkeypatch):
   child = subprocess.Popen(['sleep', '60'])
   holder = lock._this_process() | {'pid': child.pid, 'started': lock._start_time(child.pid)}
   assert not lock._has_ended(lock._this_process()) and not lock._has_ended(holder)
-  assert lock._has_ended(holder | {'started': '7'})  # another process has its number now
+  assert lock._has_ended(holder | {'started': '7'})  # another process has its pid now
   child.kill()
   child.wait()
   assert lock._has_ended(holder)
-  # A container with the same host name has numbers of its own, and so has the next boot.
+  # A container with the same host name has its own pids, and so has the next boot.
   assert not lock._has_ended(holder | {'machine': 'boot pid:[7]'})
   monkeypatch.setattr(lock, '_PROC', lock._PROC / 'nowhere')
   assert not lock._has_ended(holder | {'machine': ''})
 
 
-def test_a_holder_that_is_about_to_write(tmp_path):
-  """Two runs that start at once: the loser waits for the name of the other."""
+def test_a_refused_run_waits_for_the_name_of_the_holder(tmp_path):
+  """Two runs start at once, and the holder has not yet written its name."""
   taken = filelock.FileLock(tmp_path / lock.NAME, thread_local=False)
   taken.acquire()
   holder = json.dumps({'host': 'other', 'pid': 7, 'since': 'now'})
@@ -112,12 +112,12 @@ def test_a_holder_that_is_about_to_write(tmp_path):
 
 
 @pytest.mark.parametrize('content', ['', '{"pid": ', '[]', '{}'])
-def test_a_holder_that_died_as_it_wrote(tmp_path, content):
+def test_an_incomplete_lock_file_blocks_no_run(tmp_path, content):
   (tmp_path / lock.NAME).write_text(content)
   with lock.held(epath.Path(tmp_path)):
     assert json.loads((tmp_path / lock.NAME).read_text())['pid'] == os.getpid()
 
 
-def test_a_folder_that_cannot_be_written():
+def test_a_folder_that_cannot_be_written_is_refused():
   with pytest.raises(UserError, match='--workdir=/proc/nowhere cannot be written'):
     lock._acquire(epath.Path('/proc/nowhere'))
