@@ -1,4 +1,4 @@
-"""An architecture as somebody would add it: BERT with one more norm after the last layer."""
+"""An architecture that a user may add: BERT with one more norm after the last layer."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""The names of that architecture's tensors."""
+"""The names of the tensors of `last_norm`."""
 
 import dataclasses
 

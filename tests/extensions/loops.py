@@ -1,4 +1,4 @@
-"""A kernel of attention as somebody would add it: one row and head at a time."""
+"""An attention kernel that a user may add: one row and head at a time."""
 
 import jax
 import jax.numpy as jnp

@@ -1,7 +1,7 @@
 """Breaks runs and checkpoints on purpose: python -m tests.faults --out=runs/faults
 
-Appends a line for each trial to OUT/trials.jsonl, goes on where it was, and ends in a table. All of
-it takes hours; --minutes=10 takes as many trials of each short kind as fit, chosen by --seed.
+Appends a line for each trial to OUT/trials.jsonl, skips the trials that have one, and prints a
+table. All trials take hours; --minutes=10 runs as many of each short kind as fit, chosen by --seed.
 """
 
 import collections
@@ -39,7 +39,7 @@ _KINDS = flags.DEFINE_list('kinds', None, 'Some of the kinds; by default all.')
 _MINUTES = flags.DEFINE_float('minutes', 0, 'Stop after so many; 0 = when all is done.')
 _SEED = flags.DEFINE_integer('seed', 0, 'Of the order in which trials are tried with --minutes.')
 
-# name: (a trial by its number, how many, a description)
+# name: (function that runs a trial by its number, count, description)
 KINDS = {
     'kill': (kills.kill, 100, 'SIGKILL at a random moment, then resumed'),
     'term': (kills.term, 100, 'SIGTERM at a random moment, then resumed'),

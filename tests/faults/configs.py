@@ -1,7 +1,7 @@
-"""Overrides at random within the grammar of a config: each command line is used whole or refused.
+"""Random overrides of a config: a run applies each command line completely or refuses it.
 
-A command ends with 0 or 2, or with 1 and a known line; with 0 run.json has every value that was
-given. Most are stopped where training would begin, some when their step is traced, and a few train.
+A command ends with 0 or 2, or with 1 and a known line. After 0, run.json has every given value.
+Most commands stop before training, some after they trace a step, and a few train.
 """
 
 import json
@@ -35,7 +35,7 @@ from tests.faults.runs import Bench, Trial
 
 BATCH = 25  # command lines of a trial
 SECONDS = 300  # of a core that one may take; a machine with other work needs longer
-_TRACED, _TRAINED = 0.25, 0.05  # shares of the command lines whose step is traced, that train
+_TRACED, _TRAINED = 0.25, 0.05  # shares of command lines that trace a step, and that train
 # Lines of runs that end with 1 although their values are valid.
 _KNOWN = ('out of memory', 'the loss was not finite')
 
@@ -115,7 +115,7 @@ _HOSTILE_INTEGERS = ('0', '-1', '-2147483648', '7', '16777217', '2147483648',
                      '9223372036854775808', '1.5', 'many', 'nan', '')
 _FLOATS = ('0.1', '0.5', '0.9', '1', '1e-3', '2')
 _HOSTILE_FLOATS = ('0', '-1', 'nan', 'inf', '-inf', '1e300', '1e-300', '1.0000001', 'x', '')
-# Numbers that are honoured, but take hours or all memory.
+# Upper limits of fields whose larger values take hours or all memory.
 _COSTLY = {'train_steps': 64, 'batch_size': 64, 'max_len': 512, 'train_epochs': 100,
            'train_minutes': 0.05,
            'data.loader_workers': 2, 'masking.max_predictions': 64, 'optimizer.accumulation': 8,
@@ -160,7 +160,7 @@ CONFIGS = (*_ARCHITECTURES, 'phases', *made_tasks.FILES)
 
 
 def value_of(rng: random.Random, name: str, value: Any) -> str:
-  """A value for a field, after its type: likely ones, and ones that nobody should give."""
+  """A random value for a field of this type: a likely one, or one that nobody should give."""
   hostile = rng.random() < 0.25
   if isinstance(value, bool):
     return rng.choice(('maybe', '2', '')) if hostile else rng.choice(('true', 'false'))
@@ -213,7 +213,7 @@ def _trace(job, config, mesh, workdir, checkpoints, initial):
 
 
 def type_it(words: list[str], share: float, out: str):
-  """In a process of its own: a command, which may stop before it trains."""
+  """Runs a command in its own process; by `share`, it may stop before it trains."""
   resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
   if share > _TRAINED:
     loop.train = _trace if share < _TRAINED + _TRACED else _stop
@@ -228,7 +228,7 @@ def _unused(config: str, overrides: dict[str, str], run: dict[str, Any]) -> str:
       value = value.get(part) if isinstance(value, dict) else None
     resolved = {'train_steps': ('0',), 'eval_every': ('0',), 'checkpoint_every': ('0',),
                 'init_from': (), 'data.pooling': ('',),
-                'model.vocab_size': (text,)}  # at most that: a trained one
+                'model.vocab_size': (text,)}  # an upper limit for a trained one
     if text == 'auto' or text in resolved.get(name, ()):
       continue
     if isinstance(value, list):
@@ -239,7 +239,7 @@ def _unused(config: str, overrides: dict[str, str], run: dict[str, Any]) -> str:
       given = float(text)
     else:
       given = os.path.expanduser(text) if text.startswith('~/') else text
-    if name == 'phases':  # they scale to the steps, and the longest of too many stay
+    if name == 'phases':  # they scale to the steps; of too many, the longest stay
       value = given if {tuple(x[1:]) for x in value} <= {tuple(x[1:]) for x in given} else value
     if value != given:
       return f'{name}={text!r} became {value!r}'
@@ -248,7 +248,7 @@ def _unused(config: str, overrides: dict[str, str], run: dict[str, Any]) -> str:
 
 def judge(status: int | None, error: str, config: str, overrides: dict[str, str],
           workdir: pathlib.Path) -> str:
-  """The fault in the end of a command, '' without one."""
+  """What is wrong with the end of a command, '' if nothing is."""
   lines = error.splitlines()
   if status in (None, -signal.SIGXCPU, -signal.SIGKILL):
     return f'hangs, or takes more than {SECONDS} s'
@@ -303,6 +303,6 @@ def fuzz(bench: Bench, number: int) -> Trial:
                             'seconds': round(time.monotonic() - began, 1)}) + '\n')
     if wrong:
       findings.append(f'{i}: {shlex.join(words)}: {wrong}')
-  told = ', '.join(f'{count} end with {status}' for status, count in sorted(ends.items(), key=str))
+  counts = ', '.join(f'{count} end with {status}' for status, count in sorted(ends.items(), key=str))
   return Trial(f'{len(findings)} findings' if findings else 'all used or refused', not findings,
-               (told + '; ' + '; '.join(findings))[:3000])
+               (counts + '; ' + '; '.join(findings))[:3000])

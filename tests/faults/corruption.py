@@ -25,7 +25,7 @@ WAYS = ('flip', 'flip', 'flip', 'truncate', 'empty', 'remove', 'swap')
 
 
 @functools.cache
-def _made(folder: pathlib.Path):
+def _make_checkpoints(folder: pathlib.Path):
   """Checkpoints of three states; the shapes; the fingerprints of each."""
   config = BertConfig(vocab_size=200, hidden_size=32, num_layers=2, num_heads=4,
                       intermediate_size=64, max_positions=32)
@@ -50,7 +50,7 @@ def _made(folder: pathlib.Path):
 
 def _damage(rng: random.Random, folder: pathlib.Path, way: str) -> str:
   files = [path for path in sorted(folder.rglob('*')) if path.is_file() and path.stat().st_size]
-  # By their bytes, so that data is hit as often as a disk would, and by their number.
+  # Half of the time by size, as a disk damages files, and else every file alike.
   weights = [path.stat().st_size for path in files] if rng.random() < 0.5 else None
   path = rng.choices(files, weights)[0]
   content = bytearray(path.read_bytes())
@@ -77,26 +77,26 @@ def _damage(rng: random.Random, folder: pathlib.Path, way: str) -> str:
 def corrupt(bench: Bench, number: int) -> Trial:
   """Damages the newest checkpoint: restoring detects it or gives the same bits."""
   rng, way = random.Random(f'corrupt {number}'), WAYS[number % len(WAYS)]
-  abstract, known = _made(bench.folder / 'to corrupt')
+  abstract, known = _make_checkpoints(bench.folder / 'to corrupt')
   with tempfile.TemporaryDirectory() as temporary:
     workdir = pathlib.Path(temporary) / 'run'
     shutil.copytree(bench.folder / 'to corrupt', workdir)
     where = _damage(rng, workdir / f'checkpoints/{STEPS[-1]}', way)
-    told = io.StringIO()
+    output = io.StringIO()
     try:
-      with contextlib.redirect_stdout(told), contextlib.closing(
+      with contextlib.redirect_stdout(output), contextlib.closing(
           checkpoint.Checkpoints(epath.Path(workdir), 3)) as saved:
         state, step = saved.restore(abstract)
       fingerprints = fingerprint.of(state)
     except UserError as e:
       return Trial('refused', False, f'{way} {where}: {e}')
-    except Exception as e:  # any other end is the finding
+    except Exception as e:  # anything else is a finding
       return Trial('crashed', False, f'{way} {where}: {type(e).__name__}: {e}'[:300])
     if fingerprints != known[step]:
       return Trial('WRONG PARAMETERS', False, f'{way} {where}')
     if step == STEPS[-1]:
       return Trial('harmless', True, f'{way} {where}')
-    named = f'checkpoints/{STEPS[-1]}: ' in told.getvalue()
+    named = f'checkpoints/{STEPS[-1]}: ' in output.getvalue()
     aside = (workdir / f'damaged/checkpoints-{STEPS[-1]}').exists()
     return Trial('detected', step == STEPS[-2] and named and aside,
-                 f'{way} {where}: {told.getvalue().split(": ", 1)[-1].strip()[:150]}')
+                 f'{way} {where}: {output.getvalue().split(": ", 1)[-1].strip()[:150]}')

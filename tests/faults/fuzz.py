@@ -1,7 +1,8 @@
-"""Files from strangers, mutated: every reader reads them or names the mistake in one line.
+"""Mutated files from strangers: every reader reads them or reports the mistake in one line.
 
-A child process reads one input after another, because native readers may abort or hang; the parent
-starts another where it ended. `python -m tests.faults.fuzz READER FIRST COUNT FOLDER` is the child.
+A child process reads one input after another, because native readers may abort or hang; then the
+parent starts another child at the next input.
+`python -m tests.faults.fuzz READER FIRST COUNT FOLDER` is the child.
 """
 
 from collections.abc import Callable
@@ -65,7 +66,7 @@ def mutate(rng: random.Random, content: bytes) -> bytes:
     elif way == 5 and rng.random() < 0.3:
       del content[at:]
     elif way == 6:
-      # A whole word or number becomes another one.
+      # Replace a whole word or number.
       words = [i for i in range(len(content)) if chr(content[i]).isalnum()][:10_000]
       if words:
         start = end = rng.choice(words)
@@ -86,7 +87,7 @@ def _drain(examples):
 
 def _folder(folder: pathlib.Path, whole: str, name: str,
             load: Callable = huggingface.load) -> tuple[bytes, Callable]:
-  """A folder, of a model say, of which one file is another."""
+  """The content of a file, and a reader of its folder (of a model, say) with other content."""
 
   def read(content):
     place = folder / f'changed {whole} {name}'

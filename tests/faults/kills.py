@@ -1,4 +1,4 @@
-"""Runs that are killed or told to stop at a random moment, and go on."""
+"""Runs get SIGKILL or SIGTERM at a random moment, then resume."""
 
 import json
 import pathlib
@@ -18,7 +18,7 @@ NOTICED = 5  # seconds
 
 
 def _wait(running, seconds: float) -> bool:
-  """Waits; whether the run is still going on."""
+  """Waits; returns whether a process of the run is still alive."""
   deadline = time.monotonic() + seconds
   while time.monotonic() < deadline:
     if all(process.poll() is not None for process in running):
@@ -28,7 +28,7 @@ def _wait(running, seconds: float) -> bool:
 
 
 def _in_saving(workdir: pathlib.Path, seconds: float) -> bool:
-  """Waits until a checkpoint is being written; whether it is."""
+  """Waits until the run writes a checkpoint; returns whether it does."""
   deadline, folder = time.monotonic() + seconds, workdir / 'checkpoints'
   while time.monotonic() < deadline:
     if folder.exists() and any('tmp' in path.name for path in folder.iterdir()):
@@ -38,7 +38,7 @@ def _in_saving(workdir: pathlib.Path, seconds: float) -> bool:
 
 
 def _begin(bench: Bench, kind: str, number: int):
-  """Starts the run of a trial: its randomness, layout, seconds unbroken, workdir, processes."""
+  """Starts a trial: (random generator, layout, seconds when unbroken, workdir, processes)."""
   layout, workdir = list(LAYOUTS)[number % len(LAYOUTS)], bench.folder / f'{kind} {number}'
   _, _, seconds = bench.reference(layout)
   shutil.rmtree(workdir, ignore_errors=True)
@@ -47,7 +47,7 @@ def _begin(bench: Bench, kind: str, number: int):
 
 
 def _last_step(workdir: pathlib.Path) -> int:
-  """The last step that a run has written a line of."""
+  """The step of the last line in metrics.jsonl."""
   path = workdir / 'metrics.jsonl'
   lines = path.read_text().split('\n')[:-1] if path.exists() else []
   return json.loads(lines[-1])['step'] if lines else 0
@@ -60,7 +60,7 @@ def kill(bench: Bench, number: int) -> Trial:
   saving = number % 2 and _in_saving(workdir, seconds)
   if saving:
     time.sleep(rng.uniform(0, 0.05))
-  # Of several processes either all die, with their machine, or one, and the others notice.
+  # Either all processes die, with their machine, or one dies and the others notice.
   send(running if rng.random() < 0.5 else running[rng.randrange(len(running)):][:1], signal.SIGKILL)
   bench.ended(running)
   steps = integrity.steps(epath.Path(workdir / 'checkpoints'))
@@ -81,8 +81,8 @@ def term(bench: Bench, number: int) -> Trial:
   statuses, errors = bench.ended(running)
   took = time.monotonic() - began
   wrong, saved = '', integrity.steps(epath.Path(workdir / 'checkpoints'))
-  # Processes agree on a step to stop at, which may lie behind the last one of so short a run; and
-  # when all is done, Python gives signals back before it ends.
+  # Processes agree on a step to stop at, which may come after the last step of so short a run. At
+  # the end, Python restores its signal handlers before it exits.
   late = took < NOTICED if len(running) > 1 else was_at >= STEPS - 2 * EVERY
   if alive and late and set(statuses) <= {0, -signal.SIGTERM} and saved[-1:] == [STEPS]:
     alive = False

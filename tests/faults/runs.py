@@ -53,13 +53,13 @@ class Bench:
                       f'--output={self.records}', '--vocab_size=200', '--heldout=0.1'],
                      check=True, capture_output=True, cwd=test_commands.ROOT)
     self._known = {}
-    # Other code may make other bits: it needs unbroken runs of its own.
+    # Changed code may give other bits: it needs its own unbroken runs.
     sources = sorted((test_commands.ROOT / 'bert_jax').rglob('*.py'))
     self._code = hashlib.sha256(b''.join(x.read_bytes() for x in sources)).hexdigest()[:8]
 
   def start(self, layout: str, workdir: pathlib.Path, *more: str,
             env: Mapping[str, str] | None = None) -> list[subprocess.Popen]:
-    """Starts a run in an empty or a begun workdir; `env` is for a run of one process."""
+    """Starts or resumes a run in a workdir; `env` is for a run of one process."""
     processes, devices = LAYOUTS[layout]
     _, *arguments = test_commands.train(self.records, workdir, *_FLAGS, *more)
     os.environ.update(self.env)
@@ -92,7 +92,7 @@ class Bench:
       path = workdir / 'seconds'
       with filelock.FileLock(self.folder / 'unbroken.lock'):  # several kinds may run side by side
         if not path.exists():
-          for _ in range(2):  # the second one finds everything compiled
+          for _ in range(2):  # the second run compiles nothing
             shutil.rmtree(workdir, ignore_errors=True)
             began = time.monotonic()
             wrong = self.finish(layout, workdir)

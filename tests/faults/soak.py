@@ -9,7 +9,7 @@ import time
 from tests.faults.runs import Bench, Trial
 
 STEPS, EVERY = 20_000, 50
-# The growth that a later quarter may show over the second one.
+# The most growth from the second quarter to the last.
 _MOST = {'memory': 1.05, 'threads': 1.05, 'files': 1.05, 'seconds': 1.3}
 
 
@@ -21,7 +21,7 @@ def _sample(pid: int) -> dict[str, float]:
 
 
 def soak(bench: Bench, number: int) -> Trial:
-  """One run; its second quarter compared with its last."""
+  """One run: compares its second quarter with its last."""
   workdir = bench.folder / f'soak {number}'
   shutil.rmtree(workdir, ignore_errors=True)
   (running,) = bench.start(

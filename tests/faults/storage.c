@@ -1,7 +1,7 @@
-/* A library to be preloaded: storage that is full, read-only or slow, and a clock that jumps.
+/* A library for LD_PRELOAD: storage that is full, read-only or slow, and a clock that jumps.
  *
- * FAULT names it, FAULT_UNDER the folder whose files it is about, and it lasts as long as the file
- * FAULT_ON exists. The tests compile it.
+ * FAULT names the fault, and FAULT_UNDER the folder whose files have it. The fault lasts while the
+ * file FAULT_ON exists. The tests compile this file.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -38,7 +38,7 @@ static int is_of(int fd) {
   return is_under(path);
 }
 
-/* What a change of the folder gets: 0, or the error. */
+/* The error for a write: 0 for none. */
 static int refused(int ours) {
   if (!ours) return 0;
   if (is("full")) return ENOSPC;
@@ -111,7 +111,7 @@ int unlink(const char *path) {
   return REAL(unlink)(path);
 }
 
-/* The clock of the calendar jumps by up to a day, forwards and backwards, every few milliseconds.
+/* The system clock jumps by up to a day, forwards and backwards, every few milliseconds.
  * For Python only: C++ hands the time at which to wake up to the kernel, whose clock does not jump.
  */
 int clock_gettime(clockid_t which, struct timespec *now) {

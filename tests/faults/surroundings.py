@@ -13,14 +13,14 @@ from bert_jax.training import integrity
 from tests.faults.runs import Bench, Trial
 
 _SOURCE = pathlib.Path(__file__).with_name('storage.c')
-# The statuses that a run may end with: 0 if it goes on, else one with a message. orbax gives up a
-# save that takes longer than its limit by the calendar's clock.
+# The exit statuses that a run may have: 0 if it continues, else one with a message. orbax gives up
+# a save that takes longer than its limit by the system clock, which may jump.
 WAYS = {'full': (1,), 'read-only': (1, 2), 'slow': (0,), 'clock': (0, 1), 'cleared': (0, 1)}
-_LASTS = 3  # seconds that a clock jumps or storage is slow
+_LASTS = 3  # seconds for which the clock jumps or storage is slow
 
 
 def _library(folder: pathlib.Path) -> pathlib.Path | None:
-  """Compiles it; None without a compiler."""
+  """Compiles storage.c; None without a compiler."""
   path = folder / 'storage.so'
   compiler = shutil.which('cc') or shutil.which('gcc')
   if compiler and not path.exists():
@@ -29,16 +29,16 @@ def _library(folder: pathlib.Path) -> pathlib.Path | None:
 
 
 def _clear(rng: random.Random, workdir: pathlib.Path) -> str:
-  """Deletes the checkpoints of a run, or one of them; its name."""
+  """Deletes all checkpoints of a run or one; returns the name of what it deleted."""
   folders = [workdir / 'checkpoints', *(workdir / 'checkpoints').glob('*')]
   folder = rng.choice(folders)
   shutil.rmtree(folder, ignore_errors=True)
   return folder.name
 
 
-def _told(way: str, status: int, error: str) -> str:
-  """The fault in the end of a run, '' without one."""
-  # orbax may have warned before.
+def _fault(way: str, status: int, error: str) -> str:
+  """What is wrong with the end of a run, '' if nothing is."""
+  # Warnings of orbax may come first.
   lines = [line for line in error.strip().splitlines() if not re.match(r'W\d{4} ', line)]
   if status not in WAYS[way]:
     return f'exit {status}: {error[-300:]}'
@@ -48,7 +48,7 @@ def _told(way: str, status: int, error: str) -> str:
 
 
 def surroundings(bench: Bench, number: int) -> Trial:
-  """One run: the fault comes at a random moment and goes again; then the run starts again."""
+  """One run: a fault begins at a random moment and ends; then the run starts again."""
   way, rng = list(WAYS)[number % len(WAYS)], random.Random(f'surroundings {number}')
   workdir, on = bench.folder / f'surroundings {number}', bench.folder / f'on {number}'
   _, _, seconds = bench.reference('1 device')
@@ -68,7 +68,7 @@ def surroundings(bench: Bench, number: int) -> Trial:
     on.unlink()
   (status,), (error,) = bench.ended([running])
   on.unlink(missing_ok=True)
-  wrong = '' if had_ended and not status else _told(way, status, error)
+  wrong = '' if had_ended and not status else _fault(way, status, error)
   try:
     folder = epath.Path(workdir / 'checkpoints')
     for step in integrity.steps(folder):

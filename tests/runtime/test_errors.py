@@ -120,7 +120,7 @@ def test_logs_that_repeat_the_errors_of_libraries_are_dropped(handler, file, lev
     ((), quiet.ABSENT_TPU | {'TPU_ACCELERATOR_TYPE': 'v4-8'}),
     (('accel0',), {'TPU_ACCELERATOR_TYPE': 'v4-8'}),
     (('vfio/0',), {'TPU_ACCELERATOR_TYPE': 'v4-8'})])
-def test_tpu_variables_are_set_only_without_a_tpu(handler, monkeypatch, tmp_path, devices, expected):
+def test_tpu_variables_are_set_if_no_tpu_exists(handler, monkeypatch, tmp_path, devices, expected):
   for name in devices:
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).touch()
