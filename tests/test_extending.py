@@ -34,7 +34,7 @@ SIZES = {'hidden_size': 32, 'num_layers': 2, 'num_heads': 4, 'intermediate_size'
 
 @pytest.fixture
 def architecture(monkeypatch):
-  """One line in each of two lists."""
+  """Adds an entry to each of two lists."""
   monkeypatch.setitem(architectures.ALL, 'last_norm', architectures.Architecture(
       last_norm.LastNormConfig, last_norm.LastNorm))
   monkeypatch.setitem(families.ALL, 'last_norm', last_norm_names.LAST_NORM)

@@ -5,7 +5,7 @@ import graphlib
 import pathlib
 
 PACKAGE = pathlib.Path(__file__).parents[1] / 'bert_jax'
-# A room imports only earlier rooms. The commands and `from_pretrained` stand above all rooms.
+# A room imports only earlier rooms. The commands and `from_pretrained` are above all rooms.
 ROOMS = ('errors', 'config_fields', 'config_files', 'runtime', 'data', 'parallel', 'model',
          'objectives', 'labelled', 'tasks', 'reporting', 'training', 'interop', 'inference',
          'mteb', 'fields', 'config', 'runs', 'evaluation', 'planning', 'views', 'commands')

@@ -40,7 +40,7 @@ sys.exit(word)
     ([0], 0, 1), ([2], 2, 1), ([1, 0], 0, 2), (['killed', 0], 0, 2), ([75, 75, 75, 75, 0], 0, 5),
     ([1], 1, 3), (['killed'], 1, 3), ([1, 1, 'saves', 1, 1], 1, 5),
     ([1, 1, 'saves', 1, 'saves', 1, 'saves', 0], 0, 8)])
-def test_a_failed_run_restarts_while_it_makes_progress(tmp_path, capsys, words, status, starts):
+def test_a_run_restarts_until_it_fails_without_progress(tmp_path, capsys, words, status, starts):
   before = signal.getsignal(signal.SIGTERM)
   command = [sys.executable, '-c', SCRIPT.format(workdir=str(tmp_path), words=words)]
   assert supervise.Supervisor(command, str(tmp_path)).run(3, 0) == status

@@ -74,7 +74,7 @@ def test_the_kept_checkpoints_tell_whether_low_scores_are_better(tmp_path, descr
   assert SWEEP['ranked'](results)[0].score == best
 
 
-def test_without_a_kept_checkpoint_the_lowest_loss_is_the_best(tmp_path):
+def test_without_a_kept_checkpoint_the_lowest_loss_is_best(tmp_path):
   (tmp_path / 'run.json').write_text('{"config": {}}')
   (tmp_path / 'metrics.jsonl').write_text('{"step": 2, "eval_loss": 0.5}\n')
   assert SWEEP['read_result'](tmp_path, {}, 'done').lower_is_better

@@ -303,6 +303,6 @@ def fuzz(bench: Bench, number: int) -> Trial:
                             'seconds': round(time.monotonic() - began, 1)}) + '\n')
     if wrong:
       findings.append(f'{i}: {shlex.join(words)}: {wrong}')
-  counts = ', '.join(f'{count} end with {status}' for status, count in sorted(ends.items(), key=str))
+  ended = ', '.join(f'{count} end with {status}' for status, count in sorted(ends.items(), key=str))
   return Trial(f'{len(findings)} findings' if findings else 'all used or refused', not findings,
-               (counts + '; ' + '; '.join(findings))[:3000])
+               (ended + '; ' + '; '.join(findings))[:3000])

@@ -159,8 +159,8 @@ def test_vocabulary_fields_are_refused_for_a_mixture_with_records(corpus_file, r
 
 @pytest.mark.parametrize('stated, lowercase, has_effect', [
     (False, True, False), (False, False, True), (True, True, True), (True, False, True)])
-def test_lowercase_is_refused_for_a_cased_vocabulary(tmp_path, vocab, corpus_file, stated,
-                                                     lowercase, has_effect):
+def test_lowercase_true_is_refused_for_a_cased_vocabulary(tmp_path, vocab, corpus_file, stated,
+                                                          lowercase, has_effect):
   (tmp_path / 'vocab.txt').write_text(pathlib.Path(vocab).read_text())
   (tmp_path / 'tokenizer_config.json').write_text(json.dumps({'do_lower_case': stated}))
   c = tiny.get_config()
