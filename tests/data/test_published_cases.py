@@ -110,6 +110,21 @@ def test_flags_next_to_a_tokenizer_json_act_as_in_transformers(tmp_path, kind, f
   assert reader.load(tmp_path / 'again').serialized() == t.serialized()
 
 
+@pytest.mark.parametrize('kind', ['BertTokenizer', 'PreTrainedTokenizerFast', None])
+@pytest.mark.parametrize('settings', [
+    {'lowercase': False}, {'strip_accents': False}, {'handle_chinese_chars': False}])
+def test_missing_flags_have_their_defaults_as_in_transformers(tmp_path, kind, settings):
+  vocab = [*published_files.entries(False), 'Fox', 'Café', 'cafe', 'café', '文', '文b']
+  normalizer = wordpiece()['normalizer'] | settings
+  t = _load(tmp_path, by_json(lambda: wordpiece(vocab=vocab, normalizer=normalizer),
+                              {'tokenizer_class': kind} if kind else {},
+                              **{'config.json': {'model_type': 'bert'}}))
+  text = 'Fox Café 文b'
+  expected = transformers.AutoTokenizer.from_pretrained(str(tmp_path)).tokenize(text)
+  assert _tokens(t, text) == expected
+  assert (expected == ['fox', 'cafe', '文', 'b']) == (kind != 'PreTrainedTokenizerFast')
+
+
 @pytest.mark.parametrize('name, between', [
     ('roberta-wordpiece', 2), ('mpnet', 2), ('xlm-r', 2), ('bert-base-uncased', 1),
     ('modernbert', 1)])

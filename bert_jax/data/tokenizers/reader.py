@@ -28,8 +28,9 @@ _CLASSES = ('Bert', 'DistilBert', 'Electra', 'MPNet', 'Roberta', 'XLMRoberta',
 # For these classes (as `Folder.kind`), the _FLAGS in CONFIG override a tokenizer.json.
 _REPLACE_FLAGS = ('bert', 'distilbert', 'electra', 'mpnet', 'layoutlm', 'mobilebert',
                   'squeezebert', 'funnel', 'splinter', 'lxmert')
-_FLAGS = {'do_lower_case': 'lowercase', 'strip_accents': 'strip_accents',
-          'tokenize_chinese_chars': 'handle_chinese_chars'}
+# {flag of CONFIG: (setting of BERT's normalizer, default)}.
+_FLAGS = {'do_lower_case': ('lowercase', True), 'strip_accents': ('strip_accents', None),
+          'tokenize_chinese_chars': ('handle_chinese_chars', True)}
 # Classes (as `Folder.kind`) that give the model no segment ids.
 _WITHOUT_SEGMENTS = ('distilbert', 'mpnet', 'roberta', 'xlmroberta', 'camembert')
 # Programs that split a text into words before the vocabulary is looked up.
@@ -153,11 +154,10 @@ def _with_flags(normalizer: Any, folder: older.Folder) -> Any:
   is_berts = isinstance(normalizer, dict) and normalizer.get('type') == 'BertNormalizer'
   if folder.is_generic or folder.kind not in _REPLACE_FLAGS or not is_berts:
     return normalizer
-  flags = {ours: folder.flag(name, None) for name, ours in _FLAGS.items()
-           if name in folder.settings}
-  # null has a meaning only for strip_accents: strip accents if lower-casing.
-  return normalizer | {name: value for name, value in flags.items()
-                       if value is not None or name == 'strip_accents'}
+  # A flag that is missing has its default, even if tokenizer.json states something else.
+  return normalizer | {
+      ours: default if (value := folder.flag(name, default)) is None else value
+      for name, (ours, default) in _FLAGS.items()}
 
 
 def _read(path: epath.Path, folder: older.Folder,
