@@ -25,9 +25,11 @@ _CODES = (
     'nia nrm nyo olo pcd pdc pdt pfl pms pnt pwn qug rgn rmy roa rsk rue rup ruq rut '
     'sah scn sdc sdh ses sgs shi shy sjd skr sli sma smn srn sro stq sty szl szy tay '
     'tcy tet trv ttj tyv udm vec vep vls vmf vmw vot vro wls wuu xal xmf yue')
-# sentencex 1.0 panics at a single capital, multi-byte white space, and a period. Only
-# this white space is replaced, so that all other text is split as before.
-_PANIC = re.compile(r'(?<![^\s./])([A-Z]\s*)[^\S\x00-\x7f](?=\.)')
+# sentencex 1.0 panics at a single capital, multi-byte white space, and a period; in
+# Kazakh also if a period follows the capital. Only this white space is replaced, so that
+# all other text is split as before.
+_PANIC = re.compile(r'(?<![^\s./])[A-Z][\s.]*(?=\.)')
+_WIDE_SPACE = re.compile(r'[^\S\x00-\x7f]')
 
 
 def check(name: str, language: str):
@@ -42,7 +44,9 @@ def sentences(lines: Iterable[str], language: str) -> Iterator[str]:
   import sentencex  # training on token records does not need it
   code = language.partition('-')[0]  # sentencex splits fr-ca as English
   for line in filter(None, lines):
-    start, spaced = 0, line if line.isascii() else _PANIC.sub(r'\1 ', line)
+    start, spaced = 0, line
+    if not line.isascii():
+      spaced = _PANIC.sub(lambda match: _WIDE_SPACE.sub(' ', match[0]), line)
     for sentence in sentencex.segment(code, spaced):
       yield line[start:start + len(sentence)]
       start += len(sentence)

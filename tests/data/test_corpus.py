@@ -131,6 +131,8 @@ def test_a_wide_space_before_a_period_does_not_break_sentence_splitting(space):
       assert _sentences(' '.join(expected), language=language) == expected
   assert _sentences(f'The end{space}. Next{space}! One.') == [
       f'The end{space}.', f'Next{space}!', 'One.']
+  for kazakh in (f'Бұл I.{space}. еді.', f'A{space}.{space}{space}.'):
+    assert ''.join(_sentences(kazakh, language='kk')).replace(' ', '') == kazakh.replace(' ', '')
 
 
 @pytest.mark.parametrize('name, content, message', [
