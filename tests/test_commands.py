@@ -149,6 +149,7 @@ def test_sigterm_saves_a_checkpoint_and_exits_with_75(tmp_path, corpus_file):
   saved.close()
 
 
+@pytest.mark.medium
 def test_sigterm_saves_a_checkpoint_after_stdout_is_closed(tmp_path, corpus_file):
   """In `main | tee log`, tee gets the same signal and ends first."""
   arguments = command(*train(corpus_file, tmp_path / 'run', *LONGER, '--config.log_every=1'))
@@ -162,6 +163,7 @@ def test_sigterm_saves_a_checkpoint_after_stdout_is_closed(tmp_path, corpus_file
   assert max(integrity.steps(epath.Path(tmp_path / 'run/checkpoints'))) >= 60
 
 
+@pytest.mark.medium
 def test_ctrl_c_names_the_newest_checkpoint(tmp_path, corpus_file):
   process = subprocess.Popen(**command(*train(corpus_file, tmp_path / 'run', *LONGER)))
   wait_for_step(tmp_path / 'run', 60)
@@ -205,6 +207,7 @@ def workdir(run_typed, tmp_path_factory, corpus_file):
   return folder
 
 
+@pytest.mark.medium
 def test_predict_gives_the_answers_of_the_python_interface(run_typed, workdir, tmp_path):
   def predict(task, text):
     done = run_typed('predict', f'--task={task}', f'--model={workdir}', input=text)
@@ -223,6 +226,7 @@ def test_predict_gives_the_answers_of_the_python_interface(run_typed, workdir, t
       bert.score('The king runs.')['pseudo_perplexity'], rel=1e-5)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize('text, message', [
     ('', 'holds no example'),
     ('{"text": "[MASK]"}\nnot json\n', 'line 2: not JSON'),

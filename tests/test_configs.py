@@ -48,6 +48,7 @@ SLOW = ('mini', 'small', 'medium', 'base', 'large', 'chinese_base', 'roberta_bas
         'long_documents', 'deberta_v3_base')
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize('path', [
     pytest.param(path, id=path.stem, marks=pytest.mark.slow if path.stem in SLOW else ())
     for path in CONFIGS])

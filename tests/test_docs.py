@@ -146,6 +146,7 @@ def cases() -> list:
           if trains.search(line) and line not in of_readme else line for line in commands()[2:]]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize('line', cases())
 def test_each_documented_command_runs(line, run, workdir, tmp_path, corpus_file, fine_tuned):
   for name, model in fine_tuned.items() if '_jax.main' not in line else ():
@@ -196,6 +197,7 @@ def test_each_documented_command_runs(line, run, workdir, tmp_path, corpus_file,
   run(line)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize('code', [
     pytest.param(code, marks=pytest.mark.slow) if 'bert_jax.train(' in code else code
     for code in blocks('python')])

@@ -95,6 +95,7 @@ def test_losses_are_the_same_on_another_mesh(trained, tmp_path):
   assert a[-1] < a[0]
 
 
+@pytest.mark.medium
 def test_a_resumed_run_ends_with_the_same_bits(trained, tmp_path, monkeypatch):
   _, new_config, workdir = trained
   save = checkpoint.Checkpoints.save
@@ -139,6 +140,7 @@ def finetuning_config(task, workdir, tmp_path, **overrides):
 
 
 # In a ModernBERT a head on tokens reads another input.
+@pytest.mark.medium
 @pytest.mark.parametrize('task', [
     pytest.param('sequence_classification', marks=pytest.mark.slow), 'token_classification'])
 def test_a_fine_tuned_model_is_exported_and_loaded(trained, tmp_path, task):

@@ -93,6 +93,7 @@ def undone(folder: pathlib.Path, spare: pathlib.Path):
 SLOW = [command for command, _ in TABLE if ' bert_jax.plan' in command]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize('command, line', [
     pytest.param(command, line, marks=pytest.mark.slow if command in SLOW else ())
     for command, line in TABLE])

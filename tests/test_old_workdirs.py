@@ -34,6 +34,7 @@ def metrics(workdir):
   return [line for line in lines if 'warning' not in line]
 
 
+@pytest.mark.medium
 def test_a_killed_run_of_an_earlier_version_resumes(old):
   config = conftest.tiny_config('corpus.txt', **SIZES, **{
       'train_steps': 8, 'checkpoint_every': 4, 'eval_every': 8, 'log_every': 1, 'eval_batches': 1,

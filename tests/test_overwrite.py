@@ -251,6 +251,7 @@ def test_a_converted_model_with_another_file_is_never_replaced(folder, tmp_path,
   assert (out / name).read_text() == 'mine' and (out / 'model.safetensors').exists()
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize('to', conversion.FORMATS)
 def test_overwrite_replaces_each_format(folder, tmp_path, to):
   """Including the modules and prompts of a sentence encoder."""

@@ -87,6 +87,7 @@ def test_a_negative_pause_is_refused():
       2, 'bert_jax: flag --pause=-1: -1.0 is not a non-negative number\n')
 
 
+@pytest.mark.medium
 def test_the_supervisor_resumes_a_killed_run_and_stops_on_sigterm(tmp_path, corpus_file):
   """With a real run: the test kills its process, then sends SIGTERM to the supervisor."""
   _, config, workdir, source = test_commands.train(corpus_file, tmp_path / 'run')

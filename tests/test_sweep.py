@@ -80,6 +80,7 @@ def test_without_a_kept_checkpoint_the_lowest_loss_is_best(tmp_path):
   assert SWEEP['read_result'](tmp_path, {}, 'done').lower_is_better
 
 
+@pytest.mark.medium
 def test_a_sweep_continues_after_a_failed_run_and_names_it(tmp_path):
   files = made_tasks.files('sequence_classification', tmp_path, 20, 8)
   fields = {'init_from': made_tasks.model(tmp_path / 'model'), 'batch_size': 8, 'max_len': 32,
@@ -107,6 +108,7 @@ def test_a_truncated_metrics_file_is_read(tmp_path):
   assert SWEEP['read_result'](tmp_path, {'seed': '0'}, 'done').score == 0.5
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize('number, status', [
     (signal.SIGTERM, 75), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)])
 def test_a_stopped_sweep_stops_its_runs(tmp_path, number, status, corpus_file):
@@ -168,6 +170,7 @@ def test_long_folder_names_are_shortened_and_stay_distinct():
   assert len(set(names)) == 2 and all(len(name) <= 255 for name in names)
 
 
+@pytest.mark.medium
 def test_mistakes_are_refused(tmp_path):
   done = subprocess.run([sys.executable, 'launch/sweep.py', '--workdir=x', '--sweep=seed=1'],
                         cwd=ROOT, capture_output=True, text=True)

@@ -4,6 +4,8 @@ import pathlib
 import subprocess
 import sys
 
+import pytest
+
 ROOT = pathlib.Path(__file__).parent.parent
 USE = """
 import bert_jax
@@ -25,6 +27,7 @@ def mypy(*arguments):
   return done.stdout.splitlines()
 
 
+@pytest.mark.medium
 def test_mypy_accepts_the_interface_and_reveals_its_types(tmp_path):
   assert mypy('--cache-dir', str(tmp_path))[-1].startswith('Success: no issues found in ')
   (tmp_path / 'use.py').write_text(USE)

@@ -93,6 +93,7 @@ if __name__ == '__main__':
 """
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize('end, status', [('close', 0), ('kill', -signal.SIGKILL), ('exit', 75)])
 def test_a_process_that_ends_prints_nothing(tmp_path, end, status):
   """Neither Python nor a library prints: no shared memory is left."""

@@ -85,6 +85,7 @@ def test_neighboring_texts_are_one_stretch():
     np.testing.assert_array_equal(end, ends)
 
 
+@pytest.mark.medium
 @settings(deadline=None, max_examples=120)
 @given(documents=CORPORA, max_len=st.sampled_from([8, 16, 32]), pairs=st.sampled_from([1, 3, 8]),
        sequences=st.sampled_from(pairs_lib.SEQUENCES), seed=st.integers(0, 3),

@@ -90,6 +90,7 @@ def folder(tmp_path_factory):
   return str(path)
 
 
+@pytest.mark.medium
 @needs_mteb
 @pytest.mark.parametrize('prompted', [False, True])
 def test_scores_equal_sentence_transformers(prompted, folder):

@@ -52,6 +52,7 @@ def torch_score(theirs, ids: list[int], mask_id: int) -> float:
       ).item()
 
 
+@pytest.mark.medium
 def test_pair_scores_equal_pytorch(model, tmp_path):
   folder, theirs = model
   lines = write_pairs(tmp_path / 'pairs.jsonl.gz', 200)
@@ -284,6 +285,7 @@ def test_glue_chooses_on_a_part_of_train_and_reports_dev(model, glue, tmp_path, 
   assert (split / 'train.tsv').read_text().splitlines()[1:] == train
 
 
+@pytest.mark.medium
 def test_glue_fine_tunes_and_does_not_repeat_finished_runs(model, glue, tmp_path, monkeypatch):
   options = {'seeds': 1, 'rates': (3e-3,), 'epochs': 2.0, 'batch_size': 8, 'max_len': 16}
   arguments = (model[0], 'glue', str(glue), str(tmp_path / 'out.json'), options)

@@ -47,6 +47,7 @@ def score(model, data, folder, **options):
   return json.loads((folder / 'scores.json').read_text())
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize('task', list(made_tasks.FILES))
 def test_scores_equal_the_run(task, tmp_path, capsys):
   files, expected = train(task, tmp_path)
@@ -86,6 +87,7 @@ def test_the_model_decides_whether_no_answer_is_possible():
     assert of_file.with_facts(facts, []).null_threshold is None
 
 
+@pytest.mark.medium
 def test_fields_name_other_columns_and_mistakes_are_refused(tmp_path):
   """In data.eval and in --fields; a file with tabs may be named .txt."""
   files = made_tasks.files('sequence_classification', tmp_path, 32, 40)
@@ -121,6 +123,7 @@ def test_fields_name_other_columns_and_mistakes_are_refused(tmp_path):
     score(tmp_path / 'run', str(maybe), tmp_path)
 
 
+@pytest.mark.medium
 def test_an_embedder_is_scored_whole_and_wrong_fields_are_refused(tmp_path):
   """A run that encodes in parts is scored whole; an invalid value of a field is refused."""
   files, expected = train('sentence_embedding', tmp_path, **{'data.cached_parts': 2})

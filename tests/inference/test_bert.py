@@ -101,6 +101,7 @@ def test_a_ranking_equals_a_cross_encoder(tmp_path):
   np.testing.assert_allclose([x['score'] for x in ranking], np.sort(scores)[::-1], atol=1e-5)
 
 
+@pytest.mark.medium
 def test_train_gives_the_trained_model(tmp_path, corpus_file):
   fields = {'data.source': corpus_file, 'train_steps': 3, 'optimizer.warmup_steps': 1}
   config = str(pathlib.Path(__file__).parents[1] / 'tiny.py')

@@ -62,6 +62,7 @@ def test_labels_and_task_survive(tmp_path):
   assert (model.task, model.labels) == ('token_classification', ('O', 'B', 'I'))
 
 
+@pytest.mark.medium
 def test_a_trained_model_gives_the_same_answers_in_transformers(workdir, tmp_path):
   conversion.convert(str(workdir), str(tmp_path / 'hf'), 'huggingface')
   model = transformers.BertForPreTraining.from_pretrained(str(tmp_path / 'hf')).eval()
@@ -189,6 +190,7 @@ def test_a_flipped_bit_is_refused(theirs, tmp_path, name):
     conversion.convert(str(tmp_path / 'ours'), None, None, verify_only=True)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize('member', ['modernbert', 'mpnet'])
 def test_stablehlo_is_verified_if_attention_depends_on_the_length(member, tmp_path):
   """A model with windows computes the longer of the compared rows in blocks."""
@@ -223,6 +225,7 @@ def test_an_exported_classifier_keeps_its_max_len(tmp_path, capsys):
     conversion.convert(folder, str(tmp_path / 'd'), None, verify_only=True)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize('segments', [1, 2])
 @pytest.mark.parametrize('kind', ['wordpiece', 'bpe', 'sentencepiece'])
 def test_an_export_gives_the_second_text_its_segment_in_transformers(tmp_path, kind, segments):

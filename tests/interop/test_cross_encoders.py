@@ -91,6 +91,7 @@ def test_the_tokenizer_decides_on_the_segments_of_a_pair(tmp_path, classifier, s
   np.testing.assert_allclose(theirs(tmp_path / 'out'), expected, atol=2e-5)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize('name', FOLDERS)
 def test_a_folder_keeps_its_scores_through_both_exports(tmp_path, classifier, name):
   folder = FOLDERS[name](classifier, tmp_path / 'theirs')

@@ -101,6 +101,7 @@ def cross_entropy(logits, labels):
   return -jnp.take_along_axis(jax.nn.log_softmax(logits), labels[..., None], -1)[..., 0].mean()
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize('layers, width', SIZES)
 @pytest.mark.parametrize('title, kind', [
     *HEADS.items(), ('Electra', 'ForMaskedLM')])
@@ -158,6 +159,7 @@ def test_hidden_states_logits_losses_and_gradients(tmp_path, title, kind, layers
     assert np.linalg.norm(gradients[name] - x) <= limit, name
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize('title, fields', [
     *((title, {}) for title in FAMILIES), ('ModernBert', {'classifier_pooling': 'mean'})])
 def test_classifiers(tmp_path, title, fields):
@@ -170,6 +172,7 @@ def test_classifiers(tmp_path, title, fields):
   close(np.asarray(logits)[:, 0], theirs(**inputs(theirs, batch)).logits)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize('architecture', [
     name for title in FAMILIES for family in families.ALL.values() if family.title == title
     for name in family.architectures])

@@ -77,6 +77,7 @@ def workdir(tmp_path_factory, corpus_file):
   return folder
 
 
+@pytest.mark.medium
 def test_every_checkpoint_is_a_branch(hub, workdir, tmp_path):
   conversion.convert(str(workdir), str(tmp_path / 'out'), 'huggingface', push='us/bert')
   assert hub.branches.keys() == {'main', 'step-4', 'step-8', 'step-12'}
@@ -132,6 +133,7 @@ def test_a_wrong_name_is_refused_before_anything_is_written(name, workdir, tmp_p
   assert not (tmp_path / 'out').exists()
 
 
+@pytest.mark.medium
 def test_the_hub_reads_the_metadata_of_every_card(tmp_path):
   """Every kind of folder has a card whose header the hub's own class reads."""
   kinds = {

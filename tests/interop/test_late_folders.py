@@ -100,6 +100,7 @@ def compare(bert, folder):
   return expected
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(('name', 'title'), [
     *((name, 'Bert') for name in LAYOUTS),
     *((name, title) for title in ('ModernBert', 'DistilBert')
@@ -147,6 +148,7 @@ def to_pylate(folder, marks=('[Q] ', '[D] '), longest=30, **settings):
   (folder / '1_Dense/config.json').write_text(json.dumps(fields))
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize('settings', [
     {}, {'marks': ('[unused0] ', 'w3 ')}, {'attend_to_expansion_tokens': True},
     {'do_query_expansion': False, 'skiplist_words': ['w1']}, {'longest': 13}])

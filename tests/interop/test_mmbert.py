@@ -90,6 +90,7 @@ def test_words(both):
   assert ours.word_starts()[pieces[0]] and pieces == ours.encode_batch([' quick'])[0]
 
 
+@pytest.mark.medium
 def test_a_modernbert_with_this_tokenizer_equals_transformers(both, tmp_path):
   folder, _, ours = both
   torch.manual_seed(0)

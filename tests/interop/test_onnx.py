@@ -72,6 +72,7 @@ QUICK = {*(('bert', kind) for kind in KINDS), ('modernbert', 'embedder'), ('debe
          ('mpnet', 'masked_lm'), ('albert', 'sequence_classification'), ('electra', 'encoder')}
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize('member, kind', [
     pytest.param(*cell, marks=() if cell in QUICK else pytest.mark.slow) for cell in CELLS])
 def test_every_member_and_task(member, kind, tmp_path):

@@ -106,6 +106,7 @@ def test_outputs_losses_and_gradients(tmp_path, size, padded):
     assert np.linalg.norm(ours[name] - x) <= limit, name
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize('size, padded, rate', [
     ('tiny', True, 1e-3),
     pytest.param('tiny', False, 1e-3, marks=pytest.mark.slow),

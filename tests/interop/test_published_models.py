@@ -49,6 +49,7 @@ def _write(name: str, folder: pathlib.Path):
   return theirs
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize('name', published.FOLDERS)
 def test_vectors_equal_pytorch(tmp_path, name):
   theirs = _write(name, tmp_path)

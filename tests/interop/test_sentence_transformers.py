@@ -72,6 +72,7 @@ LAYOUTS = {
                            prompts={'query': 'w7 find: '})}
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize('name', LAYOUTS)
 def test_a_folder_keeps_its_vectors_through_conversions(tmp_path, encoder, name):
   layout = dict(LAYOUTS[name])
@@ -311,6 +312,7 @@ def config(tmp_path, start, **overrides):
   return c
 
 
+@pytest.mark.medium
 def test_a_run_keeps_the_pooling_of_its_start_and_exports_it(tmp_path):
   made_tasks.model(tmp_path / 'encoder')
   model = load_lib.load(str(tmp_path / 'encoder'))

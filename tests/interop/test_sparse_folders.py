@@ -62,6 +62,7 @@ LAYOUTS = {
     'sum': dict(pooling='sum', activation='log1p_relu', similarity_fn_name='dot')}
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize('name', LAYOUTS)
 def test_a_folder_keeps_its_weights_through_conversions(tmp_path, encoder, name):
   layout = LAYOUTS[name]
@@ -82,6 +83,7 @@ def test_a_folder_keeps_its_weights_through_conversions(tmp_path, encoder, name)
                                theirs(folder, TEXTS[:3], prompt=''), atol=2e-5)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize('title', ['DistilBert', 'ModernBert'])
 def test_other_encoders(tmp_path, title):
   test_family.make(f'{title}ForMaskedLM', tmp_path / 'mlm')

@@ -129,6 +129,7 @@ def test_the_output_of_a_text_does_not_depend_on_its_place_or_neighbors():
   np.testing.assert_allclose(encode(alone), a[:, 22:33], atol=2e-5)
 
 
+@pytest.mark.medium
 def test_remat_and_bfloat16_agree_with_the_plain_path():
   batch = packed()
   real = batch.text_ids > 0
@@ -179,6 +180,7 @@ def test_wrong_choices_are_refused(wrong, message):
     dataclasses.replace(CONFIG, **wrong)
 
 
+@pytest.mark.medium
 def test_one_exported_program_runs_at_every_length():
   """With a symbolic length, the program looks up the rows of relative positions as it runs."""
   config = dataclasses.replace(CONFIG, attention='xla')

@@ -91,6 +91,7 @@ CASES = [
     ((512, 64), 0.1, None), ((1000, 32), 0.1, None), ((1000, 64), 0.0, 64), ((100, 64), 0.1, 0)]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize('shape, rate, reach', [
     *CASES, pytest.param((8192, 64), 0.1, None, marks=pytest.mark.slow)])
 def test_the_kernels_compute_what_the_plain_path_computes(shape, rate, reach):
@@ -110,6 +111,7 @@ def check(arguments, *more):
   assert jnp.linalg.norm(gradients[1] - of_bias) < 1e-6 * terms
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize('length, width, reach', [
     (16, 32, None), (64, 64, 8), (100, 64, None), (192, 64, None), (192, 64, 16),
     (128, 128, None)])
@@ -119,6 +121,7 @@ def test_the_kernels_rotate_as_the_plain_path_does(length, width, reach):
   check(arguments, 0.1, reach, rotary(positions, width, 160_000.0))
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize('length, reach', [(16, None), (100, 8), (192, None), (192, 16)])
 def test_causal_rows_see_only_earlier_tokens(length, reach):
   arguments, causal = inputs(3, length, 2, 32), jnp.array([True, False, True])
@@ -165,6 +168,7 @@ def test_rows_of_padding_give_no_nan(length):
   assert all(bool(jnp.isfinite(x).all()) for x in values)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize('preset, shape', [
     ('dp', (2, 1)), ('tp', (1, 2)), ('tp', (2, 2)), ('fsdp_tp', (4, 2))])
 @pytest.mark.parametrize('rotates', [False, True])
@@ -193,6 +197,7 @@ def test_tpu_and_gpu_drop_the_same_weights():
   np.testing.assert_allclose(of_gpu, of_tpu.reshape(of_gpu.shape), atol=1e-6)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize('kind, fields', [
     (Encoder, {}), (Modern, {'num_layers': 4, 'local_window': 16, 'global_every': 3})])
 def test_models_compute_the_same_with_the_kernels(kind, fields):

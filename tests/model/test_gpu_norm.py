@@ -42,6 +42,7 @@ class _Plain(nn.Module):
 KEY = dropout_bits.key_of(jax.random.key(3))
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize('width', [64, 96, 768])
 @pytest.mark.parametrize('rate, absent, keeps_sum', [
     (0.1, (), False), (0.0, (), True), (0.1, ('bias', 'shift'), True), (0.0, ('y', 'bias'), True),
@@ -109,6 +110,7 @@ def test_attention_xla_turns_the_norm_kernel_off_too(attention, uses, monkeypatc
   assert bool(jnp.any(norm.apply(params, x) != 0)) != uses
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize('kind, config', [
     (Encoder, BertConfig(vocab_size=50, hidden_size=32, num_layers=2, num_heads=4,
                          intermediate_size=64, max_positions=128)),

@@ -44,6 +44,7 @@ def initial(config, batch):
   return nn.unbox(init(jax.random.key(0), batch, np.zeros((4, 1), np.int32)))
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize('shape', [None, (2, 2)])
 def test_splash_equals_the_plain_path_up_to_rounding(shape):
   batch = packed_rows()

@@ -95,6 +95,7 @@ def test_logits_at_some_positions_equal_the_logits_at_all():
   np.testing.assert_allclose(some, expected, atol=1e-6)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize('change', [dict(scan_unroll=3), dict(remat='dots'), dict(remat='full')])
 def test_unrolling_and_remat_change_no_number(change):
   _, params, batch, at = _init(CONFIG)

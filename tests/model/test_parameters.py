@@ -65,6 +65,7 @@ def table() -> str:
                  sorted(rows.items()))
 
 
+@pytest.mark.medium
 def test_every_parameter_has_the_kind_of_the_table():
   assert table() == _TABLE.read_text()
 

@@ -101,6 +101,7 @@ def encode(member):
   return jax.jit(functools.partial(encoder.apply, variables, method='encode'))
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize('member', MEMBERS)
 def test_no_architecture_sees_later_tokens_of_a_causal_row(member):
   tokens = test_modern.packed()
@@ -127,6 +128,7 @@ def make_task(share=0.5, config=test_state.CONFIG):
                      masking.MaskingConfig(causal_rows=share), vocabulary)
 
 
+@pytest.mark.medium
 def test_the_loss_follows_its_formula():
   config = dataclasses.replace(test_state.CONFIG, dropout=0.0, attention_dropout=0.0)
   task, rows = make_task(config=config), test_state.make_batch(rows=2)
@@ -163,11 +165,13 @@ def losses(shape, preset='tp', accumulation=1):
   return out
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize('shape, preset', [((4, 2), 'fsdp_tp'), ((8, 1), 'dp')])
 def test_the_same_losses_on_every_mesh(shape, preset):
   np.testing.assert_allclose(losses(shape, preset), losses((1, 1)), rtol=1e-5)
 
 
+@pytest.mark.medium
 def test_a_resumed_run_has_the_same_bits(corpus_file, tmp_path):
   def train():
     config = conftest.tiny_config(corpus_file, batch_size=16, **{

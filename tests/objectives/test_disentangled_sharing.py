@@ -25,6 +25,7 @@ def size(tree):
   return sum(float(jnp.abs(x).sum()) for x in jax.tree.leaves(tree))
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize('config', [
     pytest.param(CONFIG, id='deberta'),
     pytest.param(ELECTRA, id='electra', marks=pytest.mark.slow)])

@@ -63,6 +63,7 @@ def test_a_student_that_equals_its_teacher_has_no_soft_or_cosine_loss():
   assert apart['soft_loss'][0] > 1e-3 and apart['cosine_loss'][0] / apart['cosine_loss'][1] > 0.1
 
 
+@pytest.mark.medium
 def test_the_soft_loss_covers_all_real_tokens_as_published():
   """Against the loss in NumPy's float64, and the gradient of all tokens at once."""
   objective, teacher = make(dataclasses.replace(CONFIG, initializer_range=0.3))
@@ -100,6 +101,7 @@ def test_the_soft_loss_covers_all_real_tokens_as_published():
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=rounding), grads, at_once)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize('name', ['soft_loss', 'mlm_loss', 'cosine_loss'])
 def test_a_smaller_student_lowers_each_loss(name):
   """Each loss alone: together they disagree, because the teacher knows nothing."""

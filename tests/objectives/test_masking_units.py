@@ -78,6 +78,7 @@ def test_spans_fill_the_budget_of_each_pair_and_cut_at_most_one_word(pairs):
         assert sum(0 < taken[row, word].sum() < len(word) for word in of_pair) <= 1
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize('unit', ['whole_word', 'ngram'])
 @pytest.mark.parametrize('pairs', [1, 8])
 def test_words_are_masked_whole_and_at_the_rate_on_average(unit, pairs):
@@ -155,6 +156,7 @@ def _of_words(low, high, length, pairs=1, count=400):
   return ids, text_ids, word_start
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize('unit', ['whole_word', 'ngram'])
 @pytest.mark.parametrize('length, pairs', [(128, 1), (32, 3)])
 def test_long_words_keep_the_rate_and_every_row_has_predictions(length, pairs, unit):

@@ -116,6 +116,7 @@ def test_a_correct_generator_replaces_nothing(monkeypatch):
   assert abs(metrics['rtd_loss'] - np.log(2)) < 0.1  # untrained, its scores are near 0
 
 
+@pytest.mark.medium
 def test_only_the_masked_lm_trains_the_generator():
   params = initial(objective())
   for name, trained in (('rtd_loss', ('bert', 'rtd')), ('mlm_loss', ('generator',))):

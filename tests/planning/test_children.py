@@ -21,6 +21,7 @@ def _dies(marker, always):
   return 'done'
 
 
+@pytest.mark.medium
 def test_a_compiler_that_crashes_is_tried_again(tmp_path):
   assert children.run([(_dies, (str(tmp_path / 'once'), False)), (abs, (-3,))]) == ['done', 3]
   with pytest.raises(Failed, match='crashed twice'):
@@ -92,6 +93,7 @@ def _has_compiler(pid: int) -> bool:
     return False
 
 
+@pytest.mark.medium
 def test_a_signal_to_a_compiling_plan_prints_one_line():
   """The signal reaches the children too, whose compiler would print a stack trace."""
   pytest.importorskip('libtpu')

@@ -28,12 +28,14 @@ def mesh(monkeypatch):
   return mesh
 
 
+@pytest.mark.medium
 def test_without_phases_the_error_suggests_a_batch_size(monkeypatch, mesh):
   monkeypatch.setattr(out_of_memory.estimate, 'largest_rows', lambda *_: (7, 1))
   config = small_config(**{'model.num_layers': 1, 'phases': (), 'batch_size': 8, 'max_len': 64})
   assert 'According to the compiler batch_size=7 fits; ' in out_of_memory.explain(config)
 
 
+@pytest.mark.medium
 def test_the_error_names_the_needed_memory_and_the_batch_that_fits(monkeypatch, mesh):
   config = small_config(**{'model.num_layers': 1, 'model.dtype': 'auto', 'train_steps': 0,
                            'phases': ((10, 32, 12), (10, 64, 8))})

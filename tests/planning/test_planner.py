@@ -24,6 +24,7 @@ from tests.planning.test_programs import small_config
 ROOT = pathlib.Path(__file__).parent.parent.parent
 
 
+@pytest.mark.medium
 def test_a_plan_for_local_devices(tmp_path, capsys):
   c = small_config(**{'model.num_layers': 2, 'model.dtype': 'auto'})
   planner.plan(c, ['local'], explain=True, out=str(tmp_path / 'planner.json'))

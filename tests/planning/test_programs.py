@@ -65,6 +65,7 @@ def test_costs_of_all_layers_follow_from_one_and_two():
   assert 1.0 < 2 * result.flops / model_flops < 1.5
 
 
+@pytest.mark.medium
 def test_every_microbatch_exchanges_its_gradients():
   mesh, sent = conftest.sub_mesh(2, 1), []
   for accumulation in (1, 4):

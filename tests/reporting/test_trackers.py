@@ -190,6 +190,7 @@ def kinds_and_steps(workdir) -> list[tuple[str, int]]:
 ALL_ROWS = sorted([('train', step) for step in range(1, 41)] + [('eval', 20), ('eval', 40)])
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize('more, checkpoint', [(0, 30), (40, 30), (40, 5), (40, 40)])
 def test_no_step_is_lost_after_a_kill(tmp_path, killed, more, checkpoint):
   workdir = shutil.copytree(killed[more], tmp_path / 'run')

@@ -99,6 +99,7 @@ def test_an_export_gives_the_same_logits_in_transformers(classifier, tmp_path):
     np.testing.assert_allclose(logits, theirs(input_ids=ids).logits[0].detach(), atol=1e-4)
 
 
+@pytest.mark.medium
 def test_the_best_checkpoint_is_kept_and_loaded(pretrained, tmp_path):
   # The learning rate is so high that the run gets worse: the last evaluation is not the best.
   c = make_config('sequence_classification', pretrained, tmp_path,
@@ -119,6 +120,7 @@ def test_the_best_checkpoint_is_kept_and_loaded(pretrained, tmp_path):
   assert right == pytest.approx(evaluations[step])
 
 
+@pytest.mark.medium
 def test_regression_and_multi_label_classification_learn(pretrained, tmp_path):
   c = make_config('sequence_classification', pretrained, tmp_path, **{
       'data.problem': 'regression', 'data.label_column': 'value', 'train_epochs': 16.0})
@@ -145,6 +147,7 @@ def test_regression_and_multi_label_classification_learn(pretrained, tmp_path):
   assert 'yes' in sequence_classification.classify(bert, ['w1 good'])[0]['labels']
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize('long', [
     'chunks_attention', pytest.param('head_tail', marks=pytest.mark.slow)])
 def test_only_chunks_read_the_whole_of_a_long_text(pretrained, tmp_path, long):
@@ -164,6 +167,7 @@ def test_only_chunks_read_the_whole_of_a_long_text(pretrained, tmp_path, long):
   assert right == pytest.approx(best)
 
 
+@pytest.mark.medium
 def test_a_tagger_learns_and_predicts(pretrained, tmp_path):
   c = make_config('token_classification', pretrained, tmp_path, train_epochs=16.0, **{
       'data.train': made_tasks.tags(tmp_path / 'more.conll', 400)})
@@ -188,6 +192,7 @@ def test_a_tagger_learns_and_predicts(pretrained, tmp_path):
   assert metrics.entities(tags_of(c.data.test, 1), tags_of(predicted, 1))['f1'] == best
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize('unanswerable', [pytest.param(False, marks=pytest.mark.slow), True])
 def test_question_answering_learns_and_predicts(pretrained, tmp_path, unanswerable):
   files = {f'data.{name}': made_tasks.questions(tmp_path / f'{name}-{unanswerable}.json', count,
@@ -215,6 +220,7 @@ def test_question_answering_learns_and_predicts(pretrained, tmp_path, unanswerab
   assert results['f1'] == pytest.approx(best)
 
 
+@pytest.mark.medium
 def test_multiple_choice_learns_and_predicts(pretrained, tmp_path):
   c = make_config('multiple_choice', pretrained, tmp_path)
   c.data.test = c.data.eval
@@ -237,6 +243,7 @@ def test_multiple_choice_learns_and_predicts(pretrained, tmp_path):
   assert answer['probabilities'] == pytest.approx(expected, abs=1e-5)
 
 
+@pytest.mark.medium
 def test_a_resumed_run_ends_with_the_same_bits(pretrained, tmp_path):
   overrides = {'train_epochs': 2.0, 'model.dropout': 0.1, 'optimizer.accumulation': 2,
                'optimizer.layer_decay': 0.8, 'checkpoint_every': 4, 'keep_checkpoints': 9,
@@ -331,6 +338,7 @@ def test_numeric_labels_keep_their_given_order(pretrained, tmp_path):
     run.run(c, str(tmp_path / 'twice'))
 
 
+@pytest.mark.medium
 def test_an_i_tag_in_training_adds_the_b_tag(pretrained, tmp_path):
   c = make_config('token_classification', pretrained, tmp_path, train_epochs=0.0, train_steps=1)
   pathlib.Path(c.data.train).write_text('w1 O\nN1 B-NAME\nw2 I-X\n\n' * 9)

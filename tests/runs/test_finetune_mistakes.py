@@ -46,6 +46,7 @@ def test_mistakes_are_refused(pretrained, tmp_path, task, name, content, overrid
     run.run(c, str(tmp_path / 'run'))
 
 
+@pytest.mark.medium
 def test_answers_at_a_wrong_offset_are_counted(pretrained, tmp_path, capsys):  # noqa: F811
   c = make_config('question_answering', pretrained, tmp_path, train_epochs=0.0, train_steps=1)
   content = json.loads(pathlib.Path(c.data.train).read_text())

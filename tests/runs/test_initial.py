@@ -59,6 +59,7 @@ def table(model):
   return np.asarray(model.params['params']['bert']['embeddings']['token'])
 
 
+@pytest.mark.medium
 def test_a_run_continues_a_published_model(published, tmp_path, corpus_file, capsys):
   run.run(config(corpus_file, published), str(tmp_path / 'run'))
   out = capsys.readouterr().out
@@ -77,6 +78,7 @@ def test_a_run_continues_a_published_model(published, tmp_path, corpus_file, cap
   assert json.loads(lines[-1])['step'] == 3
 
 
+@pytest.mark.medium
 def test_heads_that_the_run_lacks_are_left_out(tmp_path, corpus_file, capsys):
   torch_bert.make('BertForPreTraining', tmp_path / 'model', hidden_size=32, num_attention_heads=4,
                   intermediate_size=64, max_position_embeddings=64, vocab_size=200)
@@ -91,6 +93,7 @@ def test_heads_that_the_run_lacks_are_left_out(tmp_path, corpus_file, capsys):
       np.testing.assert_array_equal(x, theirs.params['params'][name][leaf])
 
 
+@pytest.mark.medium
 def test_new_words_start_as_the_mean_of_their_pieces(published, tmp_path, corpus_file):
   (tmp_path / 'words.txt').write_text('Kingbird\nstonehouse\n\nking\n')
   run.run(config(corpus_file, published, **{'add_tokens': str(tmp_path / 'words.txt')}),
@@ -276,6 +279,7 @@ def test_a_student_deeper_than_its_teacher_starts_at_random(corpus_file, tmp_pat
   assert 'student         starts from random values: the teacher' in capsys.readouterr().out
 
 
+@pytest.mark.medium
 def test_a_refused_teacher_changes_no_file_of_the_run(corpus_file, tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   for name in ('teacher', 'other'):

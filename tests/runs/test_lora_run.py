@@ -58,6 +58,7 @@ def arrays(folder):
           jax.tree_util.tree_leaves_with_path(load_lib.load(str(folder)).params)}
 
 
+@pytest.mark.medium
 def test_the_merged_model_gives_the_logits_of_the_run(finished, tmp_path):
   source, c, workdir = finished
   start, end = arrays(source), arrays(workdir)
@@ -119,6 +120,7 @@ def test_a_damaged_base_is_refused(finished, tmp_path):
       use()
 
 
+@pytest.mark.medium
 def test_a_run_without_checkpoints_starts_from_the_current_init_from(finished, tmp_path):
   source, c, _ = finished
   workdir, c = tmp_path / 'run', c.copy_and_resolve_references()
@@ -148,6 +150,7 @@ def test_continued_pretraining_changes_only_layers_and_heads(corpus_file, tmp_pa
   assert changed == {'layers', 'pooler', 'mlm_dense', 'mlm_norm', 'mlm_bias', 'nsp'}
 
 
+@pytest.mark.medium
 def test_a_resumed_student_keeps_its_own_base(corpus_file, tmp_path):
   short = {'train_steps': 2, 'optimizer.warmup_steps': 1}
   for seed, name in enumerate(('teacher', 'start')):
@@ -164,6 +167,7 @@ def test_a_resumed_student_keeps_its_own_base(corpus_file, tmp_path):
     np.testing.assert_array_equal(x, base[path])
 
 
+@pytest.mark.medium
 def test_a_plan_counts_no_moments_of_frozen_parameters(finished, tmp_path):
   source, c, _ = finished
   mesh = conftest.sub_mesh(1, 1)

@@ -32,6 +32,7 @@ def train(source, workdir, **overrides):
   run.run(conftest.tiny_config(source, **{'data.heldout': 0.1, **overrides}), str(workdir))
 
 
+@pytest.mark.medium
 def test_a_mixture_of_texts_is_prepared_once_and_resumes_with_the_same_bits(texts, tmp_path):
   source, workdir = f'{texts}/a.txt=3:1,{texts}/b.txt=1:3', tmp_path / 'run'
   train(source, workdir, log_batch_digest=True)
@@ -55,6 +56,7 @@ def test_a_mixture_of_texts_is_prepared_once_and_resumes_with_the_same_bits(text
     train(source.replace('3:1', '1:1'), workdir, log_batch_digest=True)
 
 
+@pytest.mark.medium
 def test_records_with_different_vocabularies_are_refused(texts, tmp_path):
   for name in 'ab':
     train(f'{texts}/{name}.txt', tmp_path / name, train_steps=1, **{'optimizer.warmup_steps': 0})

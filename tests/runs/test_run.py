@@ -137,6 +137,7 @@ def test_an_optimizer_with_other_moments_is_refused(finished, corpus_file, name,
   assert (finished / 'run.json').read_bytes() == before
 
 
+@pytest.mark.medium
 def test_a_resumed_run_prints_the_changed_fields(finished, corpus_file, tmp_path, capsys):
   """Harmless changes are allowed, and so is a longer schedule on request."""
   shutil.copytree(finished, tmp_path / 'run')
@@ -152,6 +153,7 @@ def test_a_resumed_run_prints_the_changed_fields(finished, corpus_file, tmp_path
   assert json.loads((tmp_path / 'run/run.json').read_text())['config']['train_steps'] == 14
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize('name', ['normuon', *(
     pytest.param(name, marks=pytest.mark.slow) for name in ('muon', 'lamb', 'stable_adamw'))])
 def test_every_optimizer_is_sharded_and_resumes(corpus_file, tmp_path, name):
@@ -170,6 +172,7 @@ def test_every_optimizer_is_sharded_and_resumes(corpus_file, tmp_path, name):
   assert training[-1] < training[0]
 
 
+@pytest.mark.medium
 def test_each_phase_has_its_steps_and_length(tmp_path, corpus_file, monkeypatch):
   """Also with microbatches."""
   config = conftest.tiny_config(corpus_file, phases=((4, 16, 16), (4, 32, 16)), train_steps=8,
@@ -198,6 +201,7 @@ def test_train_epochs_sets_the_number_of_steps(tmp_path, corpus_file, capsys):
   assert lines(tmp_path / 'run')[-1]['step'] == math.ceil(rows / 2 / 8)
 
 
+@pytest.mark.medium
 def test_init_from_copies_the_parameters_of_another_workdir(finished, tmp_path, corpus_file):
   # Another vocabulary, and another model.
   vocab = (finished / 'tokenizer' / 'vocab.txt').read_text().splitlines()[:-1]
@@ -299,6 +303,7 @@ def test_predictions_agree_with_each_other(finished):
     bert.score('the ' * 70)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize('sequences, objective', [('sentence_order', 'sop'),
                                                   ('full_sentences', None)])
 def test_each_kind_of_sequences_has_its_objective(tmp_path, corpus_file, sequences, objective,
@@ -325,6 +330,7 @@ def test_each_kind_of_sequences_has_its_objective(tmp_path, corpus_file, sequenc
       bert.next_sentence([('a', 'b')])
 
 
+@pytest.mark.medium
 def test_worker_processes_make_the_same_rows(tmp_path, finished, corpus_file):
   """Compares the digests of every step."""
   digests = []
@@ -355,6 +361,7 @@ print(len(started), *set(started), 'torch' in sys.modules)
 """
 
 
+@pytest.mark.medium
 def test_a_plain_script_needs_no_main_guard(tmp_path, finished, corpus_file):
   (tmp_path / 'script.py').write_text(PLAIN_SCRIPT)
   env = os.environ | {'PYTHONPATH': str(pathlib.Path(__file__).parents[2])}
@@ -371,6 +378,7 @@ def test_a_plain_script_needs_no_main_guard(tmp_path, finished, corpus_file):
       line.get('loss') for line in lines(tmp_path / 'run')]
 
 
+@pytest.mark.medium
 def test_a_run_trains_on_a_tfds_data_set(tmp_path, poems, monkeypatch):
   monkeypatch.setenv('TFDS_DATA_DIR', str(poems))
   config = conftest.tiny_config('tfds:poems', train_steps=2, **{'optimizer.warmup_steps': 1})
@@ -380,6 +388,7 @@ def test_a_run_trains_on_a_tfds_data_set(tmp_path, poems, monkeypatch):
   assert manifest['documents'] == 40
 
 
+@pytest.mark.medium
 def test_profile_steps_writes_a_trace(corpus_file, tmp_path, capsys):
   config = conftest.tiny_config(corpus_file, train_steps=5, profile_steps=(2, 3))
   run.run(config, str(tmp_path / 'run'))

@@ -98,6 +98,7 @@ def test_the_warmup_shrinks_with_the_epochs(corpus_file, tmp_path, monkeypatch, 
   assert f'warmup of 4 of 12 steps scaled to {round(4 * steps / 12)} of {steps}' in output
 
 
+@pytest.mark.medium
 def test_a_warmup_longer_than_the_measured_run_is_refused(corpus_file, tmp_path):
   c = config(corpus_file, 0.021, **{'optimizer.warmup_steps': 2**31 - 1,
                                     'optimizer.warmup_ratio': 0.0})

@@ -101,6 +101,7 @@ def test_a_machine_that_lost_its_disk_resumes_from_the_bucket(bucket, tmp_path, 
   assert json.loads((tmp_path / 'said.jsonl').read_text())['masks'][0]['position'] == 3
 
 
+@pytest.mark.medium
 def test_a_fine_tuning_run_writes_its_best_checkpoint_and_predictions(bucket, tmp_path):
   files = made_tasks.files('multiple_choice', tmp_path, 40, 10)
   fields = {'init_from': made_tasks.model(tmp_path / 'model'), 'batch_size': 8, 'max_len': 32,

@@ -96,6 +96,7 @@ def compare_outputs(theirs, task_name, f, outputs):
         np.testing.assert_allclose(ours - ours.mean(0), expected - expected.mean(0), atol=1e-3)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize('case', [
     pytest.param(case, marks=pytest.mark.slow if case in ('regression', 'choices') else ())
     for case in CASES])

@@ -144,6 +144,7 @@ def test_several_contrary_texts_are_read(embedder):
   assert batch.members.min() >= 0
 
 
+@pytest.mark.medium
 def test_cached_gradients_equal_plain_gradients_in_less_memory(embedder):
   task, params, batch = embedder
   assert task.cached_parts == 4 and len(batch.row) % 4 == 0
@@ -175,6 +176,7 @@ def test_each_part_has_its_own_dropout(embedder):
   assert len(np.unique(np.asarray(vectors).round(5), axis=0)) == len(starts)
 
 
+@pytest.mark.medium
 def test_every_width_is_scored(tmp_path):
   c = make_config(tmp_path, train_epochs=0.0, train_steps=4, **{
       'data.matryoshka': (32, 4), 'data.matryoshka_weights': (1.0, 0.5),
@@ -190,6 +192,7 @@ def test_every_width_is_scored(tmp_path):
     assert abs(expected - last(tmp_path / 'run')['eval_pearson' + end]) < 1e-4
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize('negative', ['', pytest.param('contrary', marks=pytest.mark.slow)])
 def test_a_run_learns_pairs_and_embed_gives_the_scored_vectors(tmp_path, negative):
   run.run(make_config(tmp_path, **{'data.negative_column': negative}), str(tmp_path / 'run'))
@@ -215,6 +218,7 @@ def test_loaded_parameters_have_the_structure_of_the_task(config):
   assert jax.tree.structure(loaded) == jax.tree.structure(trained)
 
 
+@pytest.mark.medium
 def test_single_texts_are_their_own_partners(tmp_path):
   c = make_config(tmp_path, train_epochs=0.0, train_steps=3, log_every=1,
                   **{'data.text_pair_column': '', 'model.dropout': 0.1})
@@ -224,6 +228,7 @@ def test_single_texts_are_their_own_partners(tmp_path):
   assert 0 < lines[0]['loss'] < np.log(16) and lines[0]['accuracy'] > 0.5
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize('overrides, message', [
     ({'data.pooling': 'none'}, 'data.pooling='),
     ({'data.temperature': 0.0}, 'must be positive'),

@@ -55,6 +55,7 @@ def total(task, params, frozen, batch):
   return losses.total_loss(metrics, task.loss_weights)
 
 
+@pytest.mark.medium
 def test_the_gradients_of_the_factors_by_hand(small):
   task, params, task_with, trained, batch = small
   frozen = nn.unbox(task_with.frozen)

@@ -87,6 +87,7 @@ def test_the_same_losses_on_every_mesh(alone, shape, preset):
   np.testing.assert_allclose(losses, alone[0], rtol=1e-5)
 
 
+@pytest.mark.medium
 def test_microbatches_give_the_gradient_of_the_whole_batch():
   config = dataclasses.replace(CONFIG, dropout=0.0, attention_dropout=0.0)
   mesh = conftest.sub_mesh(2, 1)
@@ -133,6 +134,7 @@ def test_an_unknown_preset_is_refused():
     sharding.rules('zero')
 
 
+@pytest.mark.medium
 def test_evaluation_has_no_dropout_and_fixed_masks():
   mesh = conftest.sub_mesh(1, 1)
   task = make_task()
@@ -151,6 +153,7 @@ def test_evaluation_has_no_dropout_and_fixed_masks():
   np.testing.assert_allclose(one['mlm_loss'][0], expected['mlm_loss'][0], rtol=1e-5)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize('shape, accumulation', [((1, 1), 1), ((4, 2), 2)])
 def test_a_step_that_is_not_finite_changes_nothing(shape, accumulation):
   mesh, task = conftest.sub_mesh(*shape), make_task()
