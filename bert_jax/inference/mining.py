@@ -1,6 +1,6 @@
 """Mines hard negatives: documents near a query that are not its positives."""
 
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from typing import Any
 
 from etils import epath
@@ -42,10 +42,13 @@ def _positives(pairs: Sequence[tuple[str, str]],
   return numbers
 
 
-def _first_of_text(texts: beir.Texts, numbers: Set[int]) -> dict[int, int]:
-  """Returns {number: the first of `numbers` with the same text}."""
-  firsts: dict[str, int] = {}
-  return {i: firsts.setdefault(text, i) for i, text in enumerate(texts) if i in numbers}
+def _without_repeats(chosen: Sequence[Sequence[int]], texts: beir.Texts,
+                     count: int) -> list[list[int]]:
+  """Returns the first `count` numbers of each line, with each text only once."""
+  needed = {i for numbers in chosen for i in numbers}
+  number_of: dict[str, int] = {}
+  first = {i: number_of.setdefault(text, i) for i, text in enumerate(texts) if i in needed}
+  return [[*dict.fromkeys(first[i] for i in numbers)][:count] for numbers in chosen]
 
 
 def _check(given: dict[str, str], columns: Sequence[str], ranks: Sequence[int]):
@@ -130,9 +133,7 @@ def mine(model: str, source: str, corpus: str, output: str, *,
   chosen = [[i for i, score in near[query][ranks[0] - 1:ranks[1]]
              if score <= queries[query] @ positives[positive] - margin]
             for query, positive in pairs]
-  # A corpus may have a text twice, but a line has it once.
-  first = _first_of_text(texts, {i for numbers in chosen for i in numbers})
-  chosen = [[*dict.fromkeys(first[i] for i in numbers)][:count] for numbers in chosen]
+  chosen = _without_repeats(chosen, texts, count)
   # Every line needs the same columns: all negatives or none.
   chosen = [numbers if len(numbers) == count else [] for numbers in chosen]
   require(any(chosen),

@@ -232,7 +232,7 @@ def test_mistakes(tmp_path, encoders):
   refused("query_expansion='other' is unknown: use none, fixed, min",
           lambda: setting('sentence_bert_config.json',
                           query_expansion={'strategy': 'other', 'length': 8}))
-  refused('a length is needed', lambda: setting('sentence_bert_config.json',
+  refused('it must have a length, and no token', lambda: setting('sentence_bert_config.json',
                                                 query_expansion={'strategy': 'fixed'}))
   refused('bert_jax expands with .MASK.', lambda: setting(
       'sentence_bert_config.json',

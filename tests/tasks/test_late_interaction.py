@@ -231,5 +231,5 @@ def test_retrieval_ranks_by_max_sim(tmp_path):
     mine = [line.split() for line in hits if line.startswith(f'q{i} ')]
     assert [name for _, _, name, *_ in mine] == [f'd{j}' for j in np.argsort(-scores[i])]
     np.testing.assert_allclose([float(x[4]) for x in mine], np.sort(scores[i])[::-1], rtol=1e-5)
-  with pytest.raises(UserError, match='--precision has no effect here: a model of late inter'):
+  with pytest.raises(UserError, match='--precision has no effect here: a late-interaction model'):
     retrieval.evaluate(bert, str(data), path, precision='int8')
