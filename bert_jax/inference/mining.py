@@ -42,13 +42,17 @@ def _positives(pairs: Sequence[tuple[str, str]],
   return numbers
 
 
-def _without_repeats(chosen: Sequence[Sequence[int]], texts: beir.Texts,
-                     count: int) -> list[list[int]]:
-  """Returns the first `count` numbers of each line, with each text only once."""
-  needed = {i for numbers in chosen for i in numbers}
-  number_of: dict[str, int] = {}
-  first = {i: number_of.setdefault(text, i) for i, text in enumerate(texts) if i in needed}
-  return [[*dict.fromkeys(first[i] for i in numbers)][:count] for numbers in chosen]
+def _negatives(candidates: Sequence[Sequence[int]], texts: beir.Texts,
+               count: int) -> list[list[int]]:
+  """Returns the first `count` different texts of each line, by their indices.
+
+  Every line needs the same columns, so a line with fewer texts has none.
+  """
+  needed = {i for indices in candidates for i in indices}
+  index_of: dict[str, int] = {}
+  first = {i: index_of.setdefault(text, i) for i, text in enumerate(texts) if i in needed}
+  chosen = [[*dict.fromkeys(first[i] for i in indices)][:count] for indices in candidates]
+  return [indices if len(indices) == count else [] for indices in chosen]
 
 
 def _check(given: dict[str, str], columns: Sequence[str], ranks: Sequence[int]):
@@ -130,12 +134,10 @@ def mine(model: str, source: str, corpus: str, output: str, *,
   hits = search.search(np.stack(list(queries.values())), documents, depth)
   near = {query: [(i, score) for i, score in zip(*of_query) if i not in excluded[query]]
           for query, *of_query in zip(queries, hits.numbers.tolist(), hits.scores.tolist())}
-  chosen = [[i for i, score in near[query][ranks[0] - 1:ranks[1]]
-             if score <= queries[query] @ positives[positive] - margin]
-            for query, positive in pairs]
-  chosen = _without_repeats(chosen, texts, count)
-  # Every line needs the same columns: all negatives or none.
-  chosen = [numbers if len(numbers) == count else [] for numbers in chosen]
+  candidates = [[i for i, score in near[query][ranks[0] - 1:ranks[1]]
+                 if score <= queries[query] @ positives[positive] - margin]
+                for query, positive in pairs]
+  chosen = _negatives(candidates, texts, count)
   require(any(chosen),
           f'no pair has {count} negatives: widen --ranks, or lower --margin or --count')
   _write(pairs, chosen, texts, path, scorer)
