@@ -12,7 +12,9 @@ def call(module: str, *arguments: str, quiet: bool = False):
 
   With `quiet`, the command prints only its error, because others run at the same time.
   """
-  print('$ python -m', module, *arguments, flush=True)
+  # One write for a line: other calls may print at the same time.
+  sys.stdout.write(' '.join(['$ python -m', module, *arguments]) + '\n')
+  sys.stdout.flush()
   done = subprocess.run([sys.executable, '-m', module, *arguments], capture_output=quiet,
                         text=True)
   if done.returncode:
