@@ -1,7 +1,7 @@
 """Files of this machine: sizes, complete writes, outputs that two processes want."""
 
-import json
 import os
+import pathlib
 import pwd
 
 from etils import epath
@@ -71,10 +71,20 @@ def test_links_are_not_listed_as_files(tmp_path):
   assert list(storage._files(epath.Path(tmp_path))) == ['run/a']
 
 
-def test_write_whole_leaves_no_temporary_file(tmp_path):
+def test_an_interrupted_write_keeps_the_old_file(tmp_path, monkeypatch):
   path = epath.Path(tmp_path / 'a.json')
-  storage.write_whole(path, json.dumps(1))
-  assert path.read_text() == '1' and [x.name for x in path.parent.iterdir()] == ['a.json']
+  path.write_text('old')
+
+  def write_half(self, text):
+    pathlib.Path(self).write_bytes(text[:1].encode())
+    raise KeyboardInterrupt
+
+  with monkeypatch.context() as m, pytest.raises(KeyboardInterrupt):
+    m.setattr(type(path), 'write_text', write_half)
+    storage.write_whole(path, 'new')
+  assert path.read_text() == 'old'
+  storage.write_whole(path, 'new')
+  assert path.read_text() == 'new' and [x.name for x in path.parent.iterdir()] == ['a.json']
 
 
 def test_a_tilde_in_a_flag_expands_to_the_home_folder(monkeypatch):
