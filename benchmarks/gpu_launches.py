@@ -3,9 +3,9 @@
   python -m benchmarks.gpu_launches --output=launches.json
 
 Each line is the median of five measurements of 30 calls. A call is a forward pass, or a
-forward and a backward pass. For launches of attention's backward pass, the forward pass
-has the first launch of its own list. `gpu_attention._launch` and `gpu_norm._Tile` hold
-the choices of bert_jax.
+forward and a backward pass. To time a launch of attention's backward pass, the forward pass
+uses the first launch of its list. `gpu_attention._launch` and `gpu_norm._Tile` have the
+launches that bert_jax uses.
 """
 
 from concurrent import futures

@@ -24,7 +24,7 @@ from bert_jax.tasks import task_list
 
 MOST_LOST = 0.05  # of the cosine or of the accuracy, unless the user gives another bound
 _ROWS = 32  # texts in a batch
-_LONGEST = 512  # tokens of a text, for a model without a limit of its own
+_LONGEST = 512  # tokens of a text, if the model sets no limit
 
 
 class Texts:

@@ -172,14 +172,14 @@ def _one_segment(config: BertConfig, tensors: dict[str, np.ndarray],
                  directory: epath.Path) -> BertConfig:
   """Keeps only segment A if the tokenizer gives no segments; returns the config.
 
-  A tokenizer that gives no segments leaves both texts of a pair in segment A. A model with
-  one segment reads them in the same way.
+  A tokenizer that gives no segments leaves both texts of a pair in segment A. A model
+  with one segment reads them in the same way.
   """
   if (not config.has_segments or config.type_vocab_size == 1
       or tokenizer_reader.gives_segments(directory)):
     return config
-  console.note(f'{directory}: its tokenizer gives no segments (token_type_ids) to the model: '
-               'both texts of a pair are in segment A, and segment B is left out')
+  console.note(f'{directory}: its tokenizer gives the model no segments (token_type_ids), '
+               'so both texts of a pair are in segment A, and segment B is left out')
   if np.ndim(tensors.get(_SEGMENTS)):
     tensors[_SEGMENTS] = tensors[_SEGMENTS][:1]
   return dataclasses.replace(config, type_vocab_size=1)

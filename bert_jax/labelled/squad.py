@@ -19,7 +19,7 @@ class Question(NamedTuple):
 
   @property
   def in_place(self) -> bool:
-    """True if the first answer is in the context at its offset, or there is no answer."""
+    """True if the context has the first answer at its offset, or no answer is given."""
     return not self.answers or (
         self.starts[0] >= 0 and self.context.startswith(self.answers[0], self.starts[0]))
 

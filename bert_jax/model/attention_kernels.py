@@ -149,7 +149,7 @@ def _obstacle(config: BertConfig, name: str, length: int, platform: str,
   if platform not in (*kernel.platforms, *kernel.slow_on):
     return f'{name} is not for {platform}'
   if config.attention == 'auto' and length < kernel.shortest:
-    return f'{name} is no faster in rows of fewer than {kernel.shortest} tokens'
+    return f'{name} is only faster in rows of {kernel.shortest} tokens or more'
   heads = config.num_heads // sharding.parts('heads')
   obstacle = kernel.obstacle(config, length, heads)
   # This check comes last, so that its remedy, no dropout, is enough to get the kernel.

@@ -211,7 +211,7 @@ class LateFiles(sentence_embedding.EmbeddingFiles):
     require(data.query_length <= config.max_len,
             f'data.query_length={data.query_length} is above max_len={config.max_len}')
     head = BertForLateInteraction(architectures.make_config(config.model), data.width)
-    # A query that is expanded by min has no upper bound of its own.
+    # With the expansion min, data.query_length does not limit a query.
     is_bounded = not data.query_expansion.startswith('min')
     task = LateInteraction(head, temperature=data.temperature,
                            query_length=data.query_length if is_bounded else config.max_len,

@@ -22,7 +22,7 @@ from tests import conftest
 CONFIG = BertConfig(vocab_size=50, hidden_size=32, num_layers=2, num_heads=4, intermediate_size=64,
                     max_positions=128, attention_dropout=0.0, initializer_range=0.3)
 SAVES = 'it does not store the attention weights'  # the reason for a kernel
-SHORT = 'splash is no faster in rows of fewer than 512 tokens'
+SHORT = 'splash is only faster in rows of 512 tokens or more'
 
 
 def packed_rows() -> Tokens:
