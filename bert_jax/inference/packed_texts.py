@@ -23,9 +23,14 @@ def _power(n: int) -> int:
   return 1 << max(n - 1, 0).bit_length()
 
 
-def _rows(n: int) -> int:
-  """Rounds up the n rows of the last batch: to a power of two, or a multiple of 8."""
-  return 0 if not n else _power(n) if n <= 8 else -(-n // 8) * 8
+def _rows(n: int, most: int) -> int:
+  """Rounds up the n rows of a batch of at most `most` rows.
+
+  To a power of two, or to a multiple of an eighth of `most`: each number of rows is another
+  compilation, which takes longer than a few empty rows.
+  """
+  unit = max(most // 8, 8)
+  return min(_power(n) if n <= unit else -(-n // unit) * unit, most) if n else 0
 
 
 def pack(inputs: Sequence[inputs_lib.Input], pad_id: int, longest: int,
@@ -50,7 +55,7 @@ def pack(inputs: Sequence[inputs_lib.Input], pad_id: int, longest: int,
     members, left, row_of = left[row_of >= 0], left[row_of < 0], row_of[row_of >= 0]
     # Every batch but the last has `step` rows: few shapes, few compilations.
     step = max(most_tokens // length, 1)
-    rows = count - count % step + _rows(count % step)
+    rows = count - count % step + _rows(count % step, step)
     slots = max(_power(int(np.bincount(row_of).max())), _FEWEST_SLOTS)
     placed = inputs_lib.place(inputs, members, row_of, rows=rows, length=length,
                               slots=slots, pad_id=pad_id, hides=hides)

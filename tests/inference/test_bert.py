@@ -240,6 +240,16 @@ def test_packing_keeps_every_text():
   assert padding < 0.06 * tokens and len(shapes) <= 4
 
 
+def test_last_batches_have_few_shapes():
+  seen = {}
+  for n in range(1, 512):
+    rows = [Input([1] * 20, [0] * 20)] * n  # one text in a row of 32
+    packed, = packed_texts.pack(rows, pad_id=0, longest=128, most_tokens=16384)
+    seen[n] = len(packed.tokens.ids)
+    assert n <= seen[n] <= min(max(2 * n, 8), n + 63, 512)
+  assert sorted(set(seen.values())) == [1, 2, 4, 8, 16, 32, 64, *range(128, 513, 64)]
+
+
 def test_rows_have_no_more_slots_than_they_need():
   for length, slots in ((16, 4), (9, 4), (5, 8), (2, 16)):  # in rows of 32
     rows = [Input([1] * length, [0] * length)] * 64
