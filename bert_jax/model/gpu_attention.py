@@ -5,9 +5,8 @@ https://arxiv.org/abs/2205.14135). The forward pass takes a block of queries, vi
 blocks of keys in its reach, and saves the log-sum-exp of each query's scores. The
 backward pass recomputes the weights and the dropout mask. If a row has up to 128 tokens,
 the backward pass takes it as one block: a program computes all three gradients of a head
-from one set of weights. In longer rows, a program takes a whole row too if the batch has
-enough rows and heads: it sums the gradient of the queries in memory. Otherwise each
-program takes one block, and all weights are computed twice, once by query and once by key.
+from one set of weights. Longer rows need the weights twice, once by query and once by
+key.
 """
 
 import functools
@@ -28,7 +27,6 @@ from bert_jax.parallel import sharding
 _WIDTHS = (32, 64, 128)  # K, powers of two for the products
 _LONGEST = 8192  # tokens in the longest row of the tests
 _WHOLE = 128  # the longest row whose backward pass is one block
-_ENOUGH = 192  # programs that keep a card busy, although each takes a whole long row
 _ROWS = ('batch', 'seq')
 _HEADS = ('batch', 'seq', 'heads', None, 'kv')
 
@@ -144,25 +142,19 @@ def _backward(shape, saved, gradient):
   batch, length, heads, _, width = inputs.qkv.shape
   launch, kernel, by_head, programs, products = (
       _launch(shape, is_forward=False), kernels.whole_backward_kernel, [sums], (), 5)
-  blocks, d_query = pl.cdiv(length, launch.blocks[0]), None
+  blocks = pl.cdiv(length, launch.blocks[0])
   if not _is_whole(shape):
     # [B, H, L], equal to sum(weights * d_weights) of each query, without the weights.
     means = jnp.einsum('blhk,blhk->bhl', out.astype(jnp.float32),
                        gradient.astype(jnp.float32))
-    by_head = [sums, means]
-    if batch * heads < _ENOUGH:
-      kernel, programs, products = kernels.backward_kernel, (2 * blocks,), 7
-    else:
-      kernel = kernels.row_backward_kernel
-      d_query = jax.ShapeDtypeStruct(
-          (batch, heads, blocks * launch.blocks[0], width), jnp.float32)
+    kernel, by_head, programs, products = (
+        kernels.backward_kernel, [sums, means], (2 * blocks,), 7)
   d_qkv = jax.ShapeDtypeStruct(inputs.qkv.shape, inputs.qkv.dtype)
   shares = None if inputs.bias is None else jax.ShapeDtypeStruct(
       (batch, heads, blocks, 3, width), jnp.float32)
-  d_qkv, d_bias, _ = _call(
+  d_qkv, d_bias = _call(
       kernel, shape, launch, programs, products, inputs, [gradient], by_head,
-      [d_qkv, shares, d_query], [_by_token(d_qkv.shape), *(
-          x and _by_head(x.shape) for x in (shares, d_query))])
+      [d_qkv, shares], [_by_token(d_qkv.shape), shares and _by_head(shares.shape)])
   if d_bias is not None:
     d_bias = d_bias.sum((0, 2)).astype(inputs.bias.dtype)
   return inputs._replace(qkv=d_qkv, angles=None, bias=d_bias, text_ids=None, words=None,

@@ -168,38 +168,33 @@ def _program(refs: Inputs) -> _Program:
                   None if refs.causal is None else refs.causal[row] > 0)
 
 
-def _sees(shape: Shape, program: _Program, queries: _Tokens, keys: _Tokens) -> jax.Array:
-  """True where a query sees a key: [queries, keys]."""
+def _scores(shape: Shape, program: _Program, query, key, queries: _Tokens,
+            keys: _Tokens) -> jax.Array:
+  """The scores for a softmax in base 2: [queries, keys] float32."""
+  scores = _products(query, key)
+  scores *= np.float32(_LOG2_E / math.sqrt(shape.width))
   # A query in the padding sees the padding, so that its sum is not zero.
   visible = queries.ids[:, None] == keys.ids[None, :]
   if shape.reach is not None:
     visible &= jnp.abs(queries.at[:, None] - keys.at[None, :]) <= shape.reach
   if program.is_causal is not None:
     visible &= (queries.at[:, None] >= keys.at[None, :]) | ~program.is_causal
-  return visible
-
-
-def _exp2(shape: Shape, products: jax.Array, exponents: jax.Array) -> jax.Array:
-  """2^(scores - exponents), of the products of [queries, keys] and one exponent a query."""
-  factor = np.float32(_LOG2_E / math.sqrt(shape.width))
-  scores = gpu_math.multiply_add(products, factor, -exponents[:, None], shape.interpret)
-  return gpu_math.exp2(scores, shape.interpret)
+  return jnp.where(visible, scores, MASKED)
 
 
 def _drop(shape: Shape, program: _Program, queries: _Tokens, keys: _Tokens,
-          weights: jax.Array) -> jax.Array:
-  """Zeroes dropped weights, [queries, keys], and does not scale the rest."""
+          *weights: jax.Array) -> tuple[jax.Array, ...]:
+  """Zeroes the same places of each [queries, keys] array, and does not scale the rest."""
   if not shape.rate:
     return weights
   keep = dropout_bits.keeps_weight(program.words, program.row, program.head,
                                    queries.at[:, None], keys.at[None, :], shape.rate)
-  return jnp.where(keep, weights, 0)
+  return tuple(jnp.where(keep, x, 0) for x in weights)
 
 
 def forward_kernel(shape, sizes, refs, out, sums):
   """Attention of a block of queries."""
   program, start = _program(refs), pl.program_id(2) * sizes[0]
-  scale = np.float32(_LOG2_E / math.sqrt(shape.width))
   q = _vectors(refs, 0, shape, start, sizes[0])
   queries = _tokens(refs, shape, start, sizes[0])
 
@@ -208,12 +203,12 @@ def forward_kernel(shape, sizes, refs, out, sums):
     at = j * sizes[1]
     keys = _tokens(refs, shape, at, sizes[1])
     k = _vectors(refs, 1, shape, at, sizes[1])
-    products = jnp.where(_sees(shape, program, queries, keys), _products(q, k), MASKED)
-    new_most = jnp.maximum(most, scale * products.max(-1))
-    weights = _exp2(shape, products, new_most)
+    scores = _scores(shape, program, q, k, queries, keys)
+    new_most = jnp.maximum(most, scores.max(-1))
+    weights = gpu_math.exp2(scores - new_most[:, None], shape.interpret)
     shrink = gpu_math.exp2(most - new_most, shape.interpret)
     sums = sums * shrink + weights.sum(-1)
-    weights = _drop(shape, program, queries, keys, weights)
+    weights, = _drop(shape, program, queries, keys, weights)
     v, = _vectors(refs, 2, shape, at, sizes[1])
     total = total * shrink[:, None] + pltriton.dot(weights.astype(v.dtype), v)
     return total, new_most, sums
@@ -229,15 +224,18 @@ def forward_kernel(shape, sizes, refs, out, sums):
   _store(sums, shape, start, most + jnp.log2(sum_of_weights))
 
 
-def _weights(shape: Shape, program: _Program, q, k, queries: _Tokens, keys: _Tokens,
-             sums) -> tuple[jax.Array, jax.Array]:
-  """(weights, weights after dropout), [queries, keys], both divided by 1 - rate."""
+def _weights(shape: Shape, program: _Program, q, k, queries: _Tokens, keys: _Tokens, sums,
+             d_weights) -> tuple[jax.Array, jax.Array, jax.Array]:
+  """(weights, weights after dropout, `d_weights` of the kept ones), [queries, keys].
+
+  The weights are already divided by 1 - rate.
+  """
+  scores = _scores(shape, program, q, k, queries, keys)
   # Past the end of the row the weights are zero, so that sums over tokens are right.
   log_sums = _load(sums, shape, queries.start, len(q[0]), other=-MASKED)
   log_sums += np.float32(math.log2(1 - shape.rate))
-  weights = jnp.where(_sees(shape, program, queries, keys),
-                      _exp2(shape, _products(q, k), log_sums), 0)
-  return weights, _drop(shape, program, queries, keys, weights)
+  weights = gpu_math.exp2(scores - log_sums[:, None], shape.interpret)
+  return weights, *_drop(shape, program, queries, keys, weights, d_weights)
 
 
 def _sum_of_tokens(x: jax.Array, dtype: jnp.dtype) -> jax.Array:
@@ -253,9 +251,7 @@ def _sum_of_tokens(x: jax.Array, dtype: jnp.dtype) -> jax.Array:
 def _store_gradient(refs: Inputs, results, shape: Shape, i: int, number, start,
                     parts: list[jax.Array]):
   """Stores the gradient of a block of vectors, and its share of the bias's gradient."""
-  d_qkv, d_bias, _ = results
-  if i < 2:  # here instead of for each score
-    parts = [x * np.float32(1 / math.sqrt(shape.width)) for x in parts]
+  d_qkv, d_bias = results
   if len(parts) == 2:
     parts = _rotate(refs, shape, start, parts, -1)
   for x, columns in zip(parts, _columns(shape, len(parts))):
@@ -267,78 +263,34 @@ def _store_gradient(refs: Inputs, results, shape: Shape, i: int, number, start,
 
 def whole_backward_kernel(shape, sizes, refs, gradient, sums, *results):
   """The gradients of query, key and value of a row of one block."""
-  size = sizes[0]
+  size, scale = sizes[0], np.float32(1 / math.sqrt(shape.width))
   # A traced zero: Pallas refuses a constant start if the block ends past the row.
   start = 0 * pl.program_id(0)
   q, k, v = (_vectors(refs, i, shape, start, size) for i in range(3))
   g, tokens = [_load(gradient, shape, start, size)], _tokens(refs, shape, start, size)
-  weights, dropped = _weights(shape, _program(refs), q, k, tokens, tokens, sums)
+  weights, dropped, d_weights = _weights(
+      shape, _program(refs), q, k, tokens, tokens, sums, _products(g, v))
   d_value = _weighted_sums(dropped.astype(g[0].dtype), g, transposed=True)
-  shares = dropped * _products(g, v)
-  mean = np.float32(1 - shape.rate) * shares.sum(-1, keepdims=True)
-  d_scores = gpu_math.multiply_add(weights, -mean, shares, shape.interpret).astype(q[0].dtype)
+  mean = np.float32(1 - shape.rate) * (weights * d_weights).sum(-1, keepdims=True)
+  d_scores = (weights * (d_weights - mean) * scale).astype(q[0].dtype)
   d_query = _weighted_sums(d_scores, k)
   d_key = _weighted_sums(d_scores, q, transposed=True)
   for i, parts in enumerate((d_query, d_key, d_value)):
     _store_gradient(refs, results, shape, i, 0, start, parts)
 
 
-def _of_scores(shape: Shape, program: _Program, q, k, v, g, queries: _Tokens, keys: _Tokens,
-               sums, means) -> tuple[jax.Array, jax.Array]:
-  """(weights after dropout, gradient of the scores), [queries, keys]."""
-  weights, dropped = _weights(shape, program, q, k, queries, keys, sums)
-  mean = np.float32(1 - shape.rate) * _load(means, shape, queries.start, len(q[0]))[:, None]
-  d_scores = gpu_math.multiply_add(
-      weights, -mean, dropped * _products(g, v), shape.interpret)
-  return dropped.astype(g[0].dtype), d_scores.astype(q[0].dtype)
-
-
-def row_backward_kernel(shape, sizes, refs, gradient, sums, means, *results):
-  """The gradients of a row: visits blocks of keys, and for each one blocks of queries.
-
-  Computes each weight once. The gradient of the queries is summed in `d_query`, [L, K]
-  float32, which no other program touches.
-  """
-  *_, d_query = results
-  program, size = _program(refs), sizes[0]
-  blocks = pl.cdiv(shape.length, size)
-  d_query[...] = jnp.zeros(d_query.shape, d_query.dtype)
-
-  def of_keys(j, _):
-    k, v = (_vectors(refs, i, shape, j * size, size) for i in (1, 2))
-    keys = _tokens(refs, shape, j * size, size)
-
-    def add(i, totals):
-      q, g = (_vectors(refs, 0, shape, i * size, size),
-              [_load(gradient, shape, i * size, size)])
-      queries = _tokens(refs, shape, i * size, size)
-      dropped, d_scores = _of_scores(shape, program, q, k, v, g, queries, keys, sums, means)
-      for x, columns in zip(_weighted_sums(d_scores, k), _columns(shape, len(k))):
-        at = pl.ds(i * size, size), columns
-        d_query[at] += x
-      return (_add(totals[0], _weighted_sums(d_scores, q, transposed=True)),
-              _add(totals[1], _weighted_sums(dropped, g, transposed=True)))
-
-    totals = jax.lax.fori_loop(
-        *shape.visited(j * size, size, size), add, (_zeros(k), _zeros(v)))
-    for i, parts in enumerate(totals, 1):
-      _store_gradient(refs, results, shape, i, j, j * size, parts)
-    return 0
-
-  def of_queries(i, _):
-    parts = [d_query[pl.ds(i * size, size), columns]
-             for columns in _columns(shape, 1 if refs.angles is None else 2)]
-    _store_gradient(refs, results, shape, 0, i, i * size, parts)
-    return 0
-
-  jax.lax.fori_loop(0, blocks, of_keys, 0)
-  jax.lax.fori_loop(0, blocks, of_queries, 0)
-
-
 def backward_kernel(shape, sizes, refs, gradient, sums, means, *results):
   """The gradients of a block of queries, or of a block of keys and values."""
-  program, size = _program(refs), sizes[0]
+  program, size, scale = _program(refs), sizes[0], np.float32(1 / math.sqrt(shape.width))
   number, count = pl.program_id(2), pl.cdiv(shape.length, size)
+
+  def of_scores(q, k, v, g, queries, keys):
+    """(weights after dropout, gradient of the scores), [queries, keys]."""
+    weights, dropped, d_weights = _weights(
+        shape, program, q, k, queries, keys, sums, _products(g, v))
+    mean = np.float32(1 - shape.rate) * _load(means, shape, queries.start, size)[:, None]
+    d_scores = weights * (d_weights - mean) * scale
+    return dropped.astype(g[0].dtype), d_scores.astype(q[0].dtype)
 
   def by_query():
     start = number * size
@@ -348,8 +300,7 @@ def backward_kernel(shape, sizes, refs, gradient, sums, means, *results):
     def add(j, d_query):
       k, v = (_vectors(refs, i, shape, j * size, size) for i in (1, 2))
       keys = _tokens(refs, shape, j * size, size)
-      _, d_scores = _of_scores(shape, program, q, k, v, g, queries, keys, sums, means)
-      return _add(d_query, _weighted_sums(d_scores, k))
+      return _add(d_query, _weighted_sums(of_scores(q, k, v, g, queries, keys)[1], k))
 
     d_query = jax.lax.fori_loop(*shape.visited(start, size, size), add, _zeros(q))
     _store_gradient(refs, results, shape, 0, number, start, d_query)
@@ -364,7 +315,7 @@ def backward_kernel(shape, sizes, refs, gradient, sums, means, *results):
       q, g = (_vectors(refs, 0, shape, i * size, size),
               [_load(gradient, shape, i * size, size)])
       queries = _tokens(refs, shape, i * size, size)
-      dropped, d_scores = _of_scores(shape, program, q, k, v, g, queries, keys, sums, means)
+      dropped, d_scores = of_scores(q, k, v, g, queries, keys)
       return (_add(totals[0], _weighted_sums(d_scores, q, transposed=True)),
               _add(totals[1], _weighted_sums(dropped, g, transposed=True)))
 

@@ -19,7 +19,7 @@ _T, _BELL = 0.3275911 * math.sqrt(0.5), -0.5 * math.log2(math.e)
 
 
 def _assemble(text: str, *arguments: jax.Array) -> jax.Array:
-  """Runs NVIDIA's assembly, which computes $0 from float32 arguments $1, $2, ..."""
+  """Runs NVIDIA's assembly, which computes $0 from float32 arguments $1, $2."""
   like = jax.ShapeDtypeStruct(arguments[0].shape, jnp.float32)
   registers = ','.join(['=&f'] + ['f'] * len(arguments))
   x, = pltriton.elementwise_inline_asm(
@@ -53,14 +53,6 @@ def turns(groups: int, most: int) -> int:
 def exp2(x: jax.Array, interpret: bool) -> jax.Array:
   """2^x of float32; 0 below 2^-126."""
   return jnp.exp2(x) if interpret else _assemble('ex2.approx.ftz.f32 $0, $1;', x)
-
-
-def multiply_add(x: jax.Array, y, z, interpret: bool) -> jax.Array:
-  """x * y + z, float32 in the shape of x, in one instruction."""
-  if interpret:
-    return x * y + z
-  y, z = (jnp.broadcast_to(jnp.asarray(other, x.dtype), x.shape) for other in (y, z))
-  return _assemble('fma.rn.f32 $0, $1, $2, $3;', x, y, z)
 
 
 def normal(x: jax.Array, interpret: bool) -> tuple[jax.Array, jax.Array]:

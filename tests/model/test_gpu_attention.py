@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import importlib.util
 import itertools
-from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -46,11 +45,6 @@ def by_kernel(qkv, bias, text_ids, rate, reach, angles=None, causal=None):
   heads = Heads(*jnp.unstack(qkv, axis=3), Biased(flat, bias.reshape(-1)), angles)
   dropout = Dropout(rate, None, lambda: KEY)
   return gpu_attention.attend(heads, text_ids, dropout, reach, causal)
-
-
-def by_row(*arguments):
-  """As `by_kernel`, but `jax.jit` traces it again, with another `_ENOUGH`."""
-  return by_kernel(*arguments)
 
 
 def kept(qkv, rate):
@@ -108,14 +102,7 @@ def test_the_kernels_compute_what_the_plain_path_computes(shape, rate, reach):
 
 def check(arguments, *more):
   expected, expected_gradients = out_and_gradients(plain, *arguments, *more)
-  # Rows above 128 have two backward passes: by block, and by whole row in large batches.
-  is_long = arguments[0].shape[1] > 128
-  for path, enough in ((by_kernel, 192), (by_row, 0))[:1 + is_long]:
-    with mock.patch.object(gpu_attention, '_ENOUGH', enough):
-      compare(*out_and_gradients(path, *arguments, *more), expected, expected_gradients)
-
-
-def compare(actual, gradients, expected, expected_gradients):
+  actual, gradients = out_and_gradients(by_kernel, *arguments, *more)
   np.testing.assert_allclose(actual, expected, atol=1e-6)
   of_qkv, of_bias = expected_gradients
   assert jnp.linalg.norm(gradients[0] - of_qkv) < 1e-5 * jnp.linalg.norm(of_qkv)
@@ -258,14 +245,13 @@ def test_a_local_layer_reads_only_its_window():
   assert [int(x) for x in shape.visited(jnp.int32(8064), 128, 64)] == [125, 128]
 
 
-def test_the_kernels_compile_for_a_gpu(monkeypatch):
+def test_the_kernels_compile_for_a_gpu():
   topology = pytest.importorskip('bert_jax.parallel.gpu_topology')
   if topology.missing():
     pytest.skip(topology.missing())
   mesh = mesh_lib.make_mesh(devices=topology.get('h100:2'))
   place = mesh_lib.batch_sharding(mesh)
-  for length, enough in ((100, 0), (128, 0), (512, 0), (512, 192), (1000, 0)):
-    monkeypatch.setattr(gpu_attention, '_ENOUGH', enough)
+  for length in (100, 128, 512, 1000):
     shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place)
               for x in inputs(2, length, 2, 64, jnp.bfloat16)[::2]]
 
