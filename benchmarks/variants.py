@@ -69,7 +69,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
     'local windows of 32': {'model.local_window': 32},
     'ReGLU': {'model.activation': 'relu'},
     'initializer 0.04': {'model.initializer_range': 0.04},
-    'dropout 0.1': {'model.dropout': 0.1}}
+    'dropout 0.1': {'model.dropout': 0.1},
+    # The winners at four million tokens, to be compared at sixteen
+    'the three winners': {'optimizer.name': 'normuon', 'model.initializer_range': 0.04,
+                          'masking.rate': 0.5, 'masking.final_rate': 0.3}}
 
 
 @dataclasses.dataclass(frozen=True)
