@@ -61,7 +61,7 @@ measure() { # PART
     large_512) steps "${LARGE:-large}" 512 32 torch_compile,torch_packed ;;
     base_512) steps "${BASE:-base}" 512 64 torch_compile,torch_packed ;;
     large_128) steps "${LARGE:-large}" 128 128 torch_compile,torch_packed ;;
-    deterministic) steps "${BASE:-base}" 128 256 deterministic ;;
+    deterministic) steps "${BASE:-base}" 128 256 deterministic,deterministic_cublas ;;
     attention_128) steps "${BASE:-base}" 128 256 xla,scan ;;
     attention_512) steps "${LARGE:-large}" 512 32 xla,cudnn,triton ;;
     fine_tuning)

@@ -44,7 +44,8 @@ _BATCH = flags.DEFINE_integer('batch', 8, 'Rows per step.')
 _DTYPE = flags.DEFINE_string('dtype', 'float32', 'Of bert_jax: float32, bfloat16.')
 _SIDES = flags.DEFINE_list('sides', ['torch', 'torch_full', 'torch_bf16', 'torch_bf16_full', 'flax',
                                      'keras'], 'Peers; also torch_compile, torch_packed, and '
-                           'variants of bert_jax: scan, xla, cudnn, triton, deterministic.')
+                           'variants of bert_jax: scan, xla, cudnn, triton, deterministic, '
+                           'deterministic_cublas.')
 _ATTENTION_DROPOUT = flags.DEFINE_float('attention_dropout', 0.1, 'Of bert_jax and torch.')
 _UNROLL = flags.DEFINE_integer('scan_unroll', 0, 'Layers in each turn of the scan; 0 = all.')
 _ROUNDS = flags.DEFINE_integer('rounds', 5, 'Turns of each side.')
@@ -61,7 +62,12 @@ _VARIANTS = {
     'bert_jax': {}, 'scan': {'model.scan_unroll': 1}, 'xla': {'model.attention': 'xla'},
     'triton': {'model.attention': 'triton', 'model.attention_dropout': 0.0},
     'cudnn': {'model.attention': 'cudnn', 'model.attention_dropout': 0.0},
-    'deterministic': {}}
+    'deterministic': {}, 'deterministic_cublas': {}}
+# Compiler flags of the variants: sums in a fixed order.
+_FLAGS = {'deterministic': '--xla_gpu_deterministic_ops=true',
+          # The flag above also stops the tuning of Triton's products, so cuBLAS takes them.
+          'deterministic_cublas':
+              '--xla_gpu_deterministic_ops=true --xla_gpu_enable_triton_gemm=false'}
 
 
 def _write_rows(job: Any, path: epath.Path) -> float:
@@ -110,8 +116,8 @@ def _start(size: str, length: int, workdir: epath.Path) -> dict[str, turns.Side]
       command = [sys.executable, '-m', 'benchmarks.train_steps', f'--run={path}']
       if _MODULES.value:
         command.append(f'--profile={workdir / side}.txt')
-      if side == 'deterministic':  # sums in a fixed order
-        env['XLA_FLAGS'] = os.environ.get('XLA_FLAGS', '') + ' --xla_gpu_deterministic_ops=true'
+      if side in _FLAGS:
+        env['XLA_FLAGS'] = f'{os.environ.get("XLA_FLAGS", "")} {_FLAGS[side]}'
     else:
       name = 'packed' if side.endswith(('_full', '_packed')) else 'padded'
       python = _PYTHONS[side].value if side in _PYTHONS else sys.executable
