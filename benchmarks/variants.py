@@ -19,10 +19,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
     RECIPE: {},
     'float32': {'model.dtype': 'float32'},
     # Masking
-    '30% masked': {'masking.rate': 0.3},
-    '50% masked': {'masking.rate': 0.5},
-    '50% to 30% masked': {'masking.rate': 0.5, 'masking.final_rate': 0.3},
-    '40% to 20% masked': {'masking.final_rate': 0.2},
+    '30% masked': {'masking.rate': 0.3, 'masking.final_rate': 0.0},
+    '40% masked': {'masking.rate': 0.4, 'masking.final_rate': 0.0},
+    '50% masked': {'masking.final_rate': 0.0},
+    '40% to 20% masked': {'masking.rate': 0.4, 'masking.final_rate': 0.2},
+    '50% to 15% masked': {'masking.final_rate': 0.15},
     'no causal rows': {'masking.causal_rows': 0.0},
     'an eighth of the rows causal': _causal(0.125, 1.0),
     'a quarter of the rows causal': _causal(0.25, 1.0),
@@ -36,7 +37,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     'whole words': {'masking.unit': 'whole_word'},
     # Optimizer
     'AdamW': {'optimizer.name': 'adamw', 'optimizer.learning_rate': 2e-3},
-    'NorMuon': {'optimizer.name': 'normuon'},
+    'Muon': {'optimizer.name': 'muon'},
     'rate 3e-3': {'optimizer.learning_rate': 3e-3},
     'rate 6e-3': {'optimizer.learning_rate': 6e-3},
     '1-sqrt decay of the last half': {'optimizer.decay': '1-sqrt', 'optimizer.decay_ratio': 0.5},
@@ -68,11 +69,13 @@ VARIANTS: dict[str, dict[str, Any]] = {
     'wider feed-forward': {'model.intermediate_size': 768},
     'local windows of 32': {'model.local_window': 32},
     'ReGLU': {'model.activation': 'relu'},
-    'initializer 0.04': {'model.initializer_range': 0.04},
+    'initializer 0.02': {'model.initializer_range': 0.02},
+    'initializer 0.06': {'model.initializer_range': 0.06},
     'dropout 0.1': {'model.dropout': 0.1},
-    # The winners at four million tokens, to be compared at sixteen
-    'the three winners': {'optimizer.name': 'normuon', 'model.initializer_range': 0.04,
-                          'masking.rate': 0.5, 'masking.final_rate': 0.3}}
+    # The recipe before the three winners at four million tokens
+    'the recipe before the three winners': {
+        'optimizer.name': 'muon', 'model.initializer_range': 0.02, 'masking.rate': 0.4,
+        'masking.final_rate': 0.0}}
 
 
 @dataclasses.dataclass(frozen=True)
