@@ -72,7 +72,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
     'initializer 0.02': {'model.initializer_range': 0.02},
     'initializer 0.06': {'model.initializer_range': 0.06},
     'dropout 0.1': {'model.dropout': 0.1},
-    # The recipe before the three winners at four million tokens
     'the recipe before the three winners': {
         'optimizer.name': 'muon', 'model.initializer_range': 0.02, 'masking.rate': 0.4,
         'masking.final_rate': 0.0}}
