@@ -63,7 +63,7 @@ _VARIANTS = {
     'triton': {'model.attention': 'triton', 'model.attention_dropout': 0.0},
     'cudnn': {'model.attention': 'cudnn', 'model.attention_dropout': 0.0},
     'deterministic': {}, 'deterministic_cublas': {}}
-# Compiler flags of the variants: sums in a fixed order.
+# Compiler flags of the variants that add in a fixed order.
 _FLAGS = {'deterministic': '--xla_gpu_deterministic_ops=true',
           # The flag above also stops the tuning of Triton's products, so cuBLAS takes them.
           'deterministic_cublas':

@@ -30,7 +30,8 @@ def get_config():
   # All predicted tokens become [MASK], as when the model is scored: a short run has no
   # time to learn the other replacements.
   c.masking.replace_mask, c.masking.replace_random = 1.0, 0.0
-  # Many masks are many predictions; fewer at the end are closer to the scores' masks.
+  # Many masks at first, because each one is a prediction to learn from; fewer at the end,
+  # because the scores mask fewer tokens.
   c.masking.rate, c.masking.final_rate = 0.5, 0.3
   # At first, most rows predict next tokens: a causal row hides nothing on the left, so
   # the model learns short patterns sooner (docs/speedrun.md).

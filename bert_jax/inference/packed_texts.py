@@ -26,11 +26,13 @@ def _power(n: int) -> int:
 def _rows(n: int, most: int) -> int:
   """Rounds up the n rows of a batch of at most `most` rows.
 
-  To a power of two, or to a multiple of an eighth of `most`: each number of rows is another
-  compilation, which takes longer than a few empty rows.
+  Small n become a power of two, others a multiple of an eighth of `most`. Each number of
+  rows is another compilation, which takes longer than a few empty rows.
   """
+  if not n:
+    return 0
   unit = max(most // 8, 8)
-  return min(_power(n) if n <= unit else -(-n // unit) * unit, most) if n else 0
+  return min(_power(n) if n <= unit else -(-n // unit) * unit, most)
 
 
 def pack(inputs: Sequence[inputs_lib.Input], pad_id: int, longest: int,

@@ -178,8 +178,9 @@ def _one_segment(config: BertConfig, tensors: dict[str, np.ndarray],
   if (not config.has_segments or config.type_vocab_size == 1
       or tokenizer_reader.gives_segments(directory)):
     return config
-  console.note(f'{directory}: its tokenizer gives the model no segments (token_type_ids), '
-               'so both texts of a pair are in segment A, and segment B is left out')
+  console.note(f'{directory}: its tokenizer gives the model no segments '
+               '(token_type_ids), so both texts of a pair are in segment A, and segment '
+               'B is left out')
   if np.ndim(tensors.get(_SEGMENTS)):
     tensors[_SEGMENTS] = tensors[_SEGMENTS][:1]
   return dataclasses.replace(config, type_vocab_size=1)
