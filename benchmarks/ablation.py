@@ -62,17 +62,6 @@ def _make(run: Run, home: pathlib.Path) -> dict[str, Any]:
       'speed': statistics.median(speeds), 'fields': _FIELDS.value, **judged}
 
 
-def _check(lines: list[dict[str, Any]]):
-  """Raises UsageError if the runs so far had other flags: one table compares all runs."""
-  for line in lines:
-    for name, given, before in (('judge', _JUDGE.value, line['masked_lm']['data']),
-                                ('pairs', _PAIRS.value, line['minimal_pairs']['data']),
-                                ('fields', _FIELDS.value, line.get('fields', []))):
-      if before != given:
-        raise app.UsageError(f'--workdir has runs with --{name}={before}, not {given}: give '
-                             'another --workdir')
-
-
 def _run_all(runs: list[Run], home: pathlib.Path):
   """Makes the runs, each on its share of the cores, and appends their lines."""
   shares: queue.SimpleQueue[list[int]] = queue.SimpleQueue()
@@ -104,12 +93,11 @@ def main(_):
   if unknown:
     raise app.UsageError(f'--variants names no variant: {", ".join(sorted(unknown))}')
   home = pathlib.Path(_WORKDIR.value)
-  home.mkdir(parents=True, exist_ok=True)
+  calls.keep_flags(home, 'records', 'judge', 'pairs', 'fields')
   results = home / 'runs.jsonl'
   results.touch()
   names = list(dict.fromkeys([variants.RECIPE, *(_VARIANTS.value or variants.VARIANTS)]))
   lines = [json.loads(line) for line in results.read_text().splitlines()]
-  _check(lines)
   made = {(line['variant'], line['tokens'], line['seed']) for line in lines}
   _run_all([run for name in names for seed in range(_SEEDS.value)
             if dataclasses.astuple(run := Run(name, round(_TOKENS.value), seed)) not in made],

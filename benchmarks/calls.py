@@ -6,6 +6,24 @@ import subprocess
 import sys
 from typing import Any
 
+from absl import app, flags
+
+
+def keep_flags(workdir: pathlib.Path, *names: str):
+  """Creates WORKDIR; ends the benchmark if it has results with other values of these flags.
+
+  One table compares only results of the same flags.
+  """
+  given = {name: flags.FLAGS[name].value for name in names}
+  path = workdir / 'flags.json'
+  before = json.loads(path.read_text()) if path.exists() else {}
+  for name, value in given.items():
+    if before.get(name, value) != value:
+      raise app.UsageError(f'--workdir has runs with --{name}={before[name]}, not {value}: give '
+                           'another --workdir')
+  workdir.mkdir(parents=True, exist_ok=True)
+  path.write_text(json.dumps(before | given, indent=2) + '\n')
+
 
 def call(module: str, *arguments: str, quiet: bool = False):
   """Runs `python -m module`, and ends the benchmark if it fails.

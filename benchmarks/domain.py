@@ -20,7 +20,7 @@ import statistics
 from absl import app, flags
 import numpy as np
 
-from benchmarks.calls import call
+from benchmarks.calls import call, evaluate, keep_flags
 from bert_jax.data import corpus
 
 _MODEL = flags.DEFINE_string('model', None, 'To start from.', required=True)
@@ -65,13 +65,6 @@ def _run(config: str, workdir: pathlib.Path, **fields):
     done.touch()
 
 
-def _evaluated(suite: str, model: pathlib.Path, data: str, path: pathlib.Path) -> dict:
-  if not path.exists():
-    call('bert_jax.evaluate', f'--model={model}', f'--suite={suite}', f'--data={data}',
-         f'--output={path}')
-  return json.loads(path.read_text())
-
-
 def _measure(way: str, seed: int, home: pathlib.Path) -> tuple[float | None, float]:
   """Trains; returns (held-out nats per byte, None without masked LM; NDCG@10)."""
   name = f'{list(_WAYS).index(way)}-{seed}'
@@ -83,7 +76,8 @@ def _measure(way: str, seed: int, home: pathlib.Path) -> tuple[float | None, flo
          data__sequences='full_sentences',
          train_steps=_STEPS.value, seed=seed, eval_every=_STEPS.value,
          **{x.replace('.', '__'): y for x, y in {**_WAYS[way], **given}.items()})
-    rows = _evaluated('masked_lm', start, _HELD_OUT.value, home / f'loss-{name}.json')['rows']
+    rows = evaluate(home / f'loss-{name}.json', 'masked_lm', _HELD_OUT.value,
+                    f'--model={start}')['rows']
     loss = {row['unit']: row['nat'] for row in rows}['byte']
   embedder = home / f'embedder-{name}'
   _run('sentence_embedding', embedder, init_from=start, seed=seed, batch_size=_BATCH,
@@ -94,7 +88,7 @@ def _measure(way: str, seed: int, home: pathlib.Path) -> tuple[float | None, flo
   if not exported.exists():
     call('bert_jax.convert', f'--input={embedder}', f'--output={exported}',
          '--to=sentence_transformers')
-  scores = _evaluated('retrieval', exported, _BEIR.value, home / f'search-{name}.json')
+  scores = evaluate(home / f'search-{name}.json', 'retrieval', _BEIR.value, f'--model={exported}')
   return loss, scores['rows'][-1]['NDCG@10']
 
 
@@ -106,10 +100,10 @@ def _cell(values: list[float]) -> str:
 def main(_):
   """Trains all ways with all seeds, and prints the table."""
   home = pathlib.Path(_WORKDIR.value)
-  home.mkdir(parents=True, exist_ok=True)
+  keep_flags(home, 'model', 'text', 'steps', 'pair_steps', 'fields')
   if not (home / 'pairs.jsonl').exists():
     _write_pairs(home / 'pairs.jsonl', _BATCH * _PAIR_STEPS.value)
-  before = _evaluated('retrieval', _MODEL.value, _BEIR.value, home / 'before.json')
+  before = evaluate(home / 'before.json', 'retrieval', _BEIR.value, f'--model={_MODEL.value}')
   lines = ['| way | held-out nat per byte | NDCG@10 |', '| --- | --- | --- |',
            f'| before | | {before["rows"][-1]["NDCG@10"]:.4f} |']
   for way in _WAYS:

@@ -102,7 +102,7 @@ def _fine_tune(config: dict[str, Any], model_folder: str) -> tuple[float, float]
       schedule.step()
       optimizer.zero_grad()
     scores.append(tuple(_score(model, examples, task) for examples in evals))
-  return max(scores)
+  return max(scores, key=lambda pair: pair[0])  # only the held-out part chooses the epoch
 
 
 def _both(folder: epath.Path, model_folder: str) -> dict[str, dict[str, list[tuple[float, float]]]]:
@@ -131,6 +131,8 @@ def main(_):
     for side in ('bert_jax', 'PyTorch'):
       best = max(scores.values(), key=lambda sides: statistics.mean(x for x, _ in sides[side]))
       shown.append([dev for _, dev in best[side]])
+    if min(map(len, shown)) < 2:
+      raise app.UsageError(f'--scores={_SCORES.value} has one seed: a bound needs two')
     means = [statistics.mean(x) for x in shown]
     bound = 2 * math.sqrt(sum(statistics.variance(x) / len(x) for x in shown))
     columns = [f'{statistics.mean(x):.4f} +- {statistics.stdev(x):.4f}' for x in shown]

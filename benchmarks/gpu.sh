@@ -6,7 +6,7 @@
 # results below OUT, and does not run again once it has succeeded: give the same command again
 # for the other parts. PYTHON names the interpreter, MINUTES the time. SQUAD, a folder with
 # squad_v1.1/train-v1.1.json.gz and dev-v1.1.json.gz, adds the part fine_tuning; TEXT, a glob of
-# text, adds the part embedding. A trial on a CPU: LAYERS=2 BASE=tiny LARGE=tiny ROWS=8 STEPS=1,
+# text, adds the part embedding. A trial on a CPU: HEADS=2 BASE=tiny LARGE=tiny ROWS=8 STEPS=1,
 # with the parts versions base_128 large_512 / deterministic resume parity.
 #
 # A machine without a network needs wheels of jax[cuda13], the packages of requirements.txt with
@@ -72,7 +72,7 @@ measure() { # PART
         "--text=$TEXT" --short=100000 --long=0 --rounds=2 --batch={128,512,2048} ;;
     launches) python -m benchmarks.gpu_launches "--output=$out/launches.json" \
       "--rows=${ROWS:-0}" ;;
-    parity) python -m benchmarks.gpu_parity --layers=2 "--heads=${LAYERS:-12}" "--output=$out/parity.json" ;;
+    parity) python -m benchmarks.gpu_parity --layers=2 "--heads=${HEADS:-12}" "--output=$out/parity.json" ;;
     resume) python -m benchmarks.gpu_resume "--records=$records" "--workdir=$out/runs" \
       "--output=$out/resume.json" ;;
     *)

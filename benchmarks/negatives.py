@@ -113,7 +113,8 @@ def main(_):
   print('| `data.negatives` | guessed by style | NSP accuracy, same negatives | on '
         f'`{_JUDGE}` | MLM loss | SST-2 |\n| --- | --- | --- | --- | --- | --- |')
   for kind, of_kind in scores.items():
-    cells = [f'{statistics.mean(x):.3f} ± {statistics.stdev(x):.3f}' for x in zip(*of_kind)]
+    cells = [f'{statistics.mean(x):.3f}' + (f' ± {statistics.stdev(x):.3f}' if len(x) > 1 else '')
+             for x in zip(*of_kind)]
     print(f'| `{kind}` | {_style_accuracy(corpus, kind, max_len):.3f} |', ' | '.join(cells), '|')
 
 

@@ -19,7 +19,7 @@ import shlex
 
 from absl import app, flags
 
-from benchmarks.calls import call, evaluate
+from benchmarks.calls import call, evaluate, keep_flags
 
 _TEXT = flags.DEFINE_string('text', None, 'Glob of text files.', required=True)
 _WORDS = flags.DEFINE_integer('words', 10_000_000, 'Words of the text that are read.')
@@ -131,9 +131,10 @@ def _draw(lines: dict[str, dict], path: pathlib.Path):
 def main(_):
   """Trains, scores, prints a table, and draws the plot."""
   home = pathlib.Path(_WORKDIR.value)
-  if not (home / 'records/manifest.json').exists():
-    call('bert_jax.prepare', f'--input={_TEXT.value}', f'--output={home}/records',
-          '--vocab_size=8192', '--heldout=0.01', f'--words={_WORDS.value}')
+  keep_flags(home, 'minutes', 'glue_flags')
+  # Returns at once if it is done; refuses records of another text.
+  call('bert_jax.prepare', f'--input={_TEXT.value}', f'--output={home}/records',
+        '--vocab_size=8192', '--heldout=0.01', f'--words={_WORDS.value}')
   for side in _SIDES.value:
     _train(side, home)
   lines, table = {}, []

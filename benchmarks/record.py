@@ -9,7 +9,7 @@ On a GPU, with four times the rows in a step and ten passes over the words (`pas
 record.json has the number of passes):
 
   python -m benchmarks.record --records=runs/speedrun/records --held_out='held_out/*.txt' \\
-      --pairs='blimp/*.jsonl' --steps=1980 --seed=0 --output=runs/record \\
+      --pairs='blimp/*.jsonl' --steps=1135 --seed=0 --output=runs/record \\
       --fields='phases=((8,64,2048),(2,128,1024))'
 
 OUTPUT/record.json identifies the run: command, commit, machine, versions, steps, tokens,

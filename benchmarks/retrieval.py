@@ -28,6 +28,7 @@ from absl import app, flags
 from etils import epath
 import numpy as np
 
+from benchmarks.calls import keep_flags
 from bert_jax.inference import beir
 from bert_jax.labelled import table
 from bert_jax.tasks import metrics
@@ -165,7 +166,7 @@ def _row(title: str, of_seeds: list[np.ndarray], seconds: list[float]) -> str:
 def main(_):
   """Makes the data, trains and scores both sides, and prints a table."""
   home = pathlib.Path(_WORKDIR.value)
-  home.mkdir(parents=True, exist_ok=True)
+  keep_flags(home, 'train', 'dev', 'model', 'steps', 'queries')
   if not (home / 'beir/qrels/test.tsv').exists():
     _write_data(home)
   rows = [_row('before fine-tuning', [_score(

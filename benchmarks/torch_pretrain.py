@@ -6,7 +6,7 @@ The recipe follows transformers' run_mlm: texts are concatenated and cut into ro
 tokens, `DataCollatorForLanguageModeling` masks 15%, AdamW, linear warmup over a tenth of
 the steps, logits at all positions. Three learning rates train for a tenth of the time
 each, and the one with the lowest loss on held-out rows trains for the whole time. The
-minutes exclude tokenization and tuning. The model is saved at every tenth of the time,
+minutes exclude tokenization and tuning. The model is saved at every tenth of the steps,
 into DIR/1 to DIR/10.
 """
 

@@ -155,8 +155,8 @@ def check_values(config: ConfigDict):
   others = {name for name in table if name.startswith('data.')} ^ {
       f'data.{name}' for name in config.data}
   require(not others,
-          f'task={config.task} does not fit this config ({min(others, default="")} is '
-          'for another task): give the --config of this task')
+          f'task={config.task} does not fit this config (only one of them has the field '
+          f'{min(others, default="")}): give the --config of this task')
   for name, value in flat(config).items():
     if isinstance(value, float):
       require(math.isfinite(value), f'{name}={value} must be a finite number')
@@ -256,7 +256,7 @@ def check_sizes(config: ConfigDict, mesh: Mesh):
   for phase in phases_of(config):
     require(phase.max_len <= config.model.max_positions,
             f'max_len={phase.max_len} is above model.max_positions='
-            f'{config.model.max_positions}: the position table has no row for it')
+            f'{config.model.max_positions}: the model reads no longer rows')
     mesh_lib.check_fits(mesh, phase.batch_size, config.optimizer.accumulation,
                         config.model.num_heads)
     if config.task == 'pretrain':

@@ -1,5 +1,7 @@
 """Converts a model: python -m bert_jax.convert --input=DIR --output=DIR --to=bert_jax"""
 
+import functools
+
 from absl import flags
 
 from bert_jax import errors
@@ -20,8 +22,8 @@ _QUANTIZE = flags.DEFINE_enum(
     'quantize', None, ['int8'],
     'With --to=onnx: also write onnx/model_quantized.onnx, and compare the two files.')
 _EVAL = flags.DEFINE_string(
-    'eval', '', 'With --quantize: labeled examples of a classifier, to compare '
-    'accuracies, or JSON lines with a "text", to compare outputs.')
+    'eval', '', 'With --quantize: labeled examples of a classifier with one label for each '
+    'text, to compare accuracies, or JSON lines with a "text", to compare outputs.')
 _FIELDS = flags.DEFINE_list(
     'fields', [], 'With --eval: fields of `data` that say how to read it, such as '
     'format=glue/sst2.')
@@ -48,15 +50,14 @@ def _main(argv: list[str]):
   with storage.exclusive('--output', _OUTPUT.value):
     # A mistake in the examples must end the command before it writes a file.
     compared = _compared() if _QUANTIZE.value else None
+    finish = None
+    if compared:
+      from bert_jax.evaluation import quantized
+      finish = functools.partial(quantized.quantize, *compared, most_lost=_MOST_LOST.value)
     conversion.convert(_INPUT.value, _OUTPUT.value, _TO.value, verify_only=_VERIFY.value,
                        step=checkpoint_flags.STEP.value,
                        allow_older=checkpoint_flags.ALLOW_OLDER.value, push=_PUSH.value,
-                       overwrite=overwrite, opset=_OPSET.value)
-    if compared:
-      from etils import epath
-
-      from bert_jax.evaluation import quantized
-      quantized.quantize(*compared, epath.Path(_OUTPUT.value), most_lost=_MOST_LOST.value)
+                       overwrite=overwrite, opset=_OPSET.value, finish=finish)
 
 
 def _check_quantize():

@@ -6,7 +6,8 @@ from bert_jax.commands import checkpoint_flags, command, overwrite_flag
 
 _MODEL = flags.DEFINE_string(
     'model', None,
-    'A workdir, a checkpoint of bert_jax, a Hugging Face folder or hub name.')
+    'A workdir, a checkpoint of bert_jax, a Hugging Face or sentence-transformers '
+    'folder, a hub name, or a TensorFlow checkpoint of google-research/bert.')
 _SUITE = flags.DEFINE_string(
     'suite', None, 'minimal_pairs, masked_lm, glue, retrieval, mteb, task.')
 _DATA = flags.DEFINE_string(
@@ -25,7 +26,7 @@ _OPTIONS = {
         'max_len', 128,
         'masked_lm, glue: tokens in a row. retrieval: tokens in a text, by default as '
         'many as the model reads. task: tokens in an input, by default as in '
-        'fine-tuning.'),
+        'fine-tuning.', lower_bound=1),
     'task': flags.DEFINE_string(
         'task', '', "task: a task of bert_jax.main; by default the model's."),
     'fields': flags.DEFINE_list(

@@ -6,7 +6,8 @@ from bert_jax.commands import checkpoint_flags, command, overwrite_flag
 
 _MODEL = flags.DEFINE_string(
     'model', None,
-    'A workdir, a checkpoint of bert_jax, a Hugging Face folder or hub name.')
+    'A workdir, a checkpoint of bert_jax, a Hugging Face or sentence-transformers '
+    'folder, a hub name, or a TensorFlow checkpoint of google-research/bert.')
 _INPUT = flags.DEFINE_string(
     'input', None, 'Pairs of a query and a positive: csv, tsv, JSON lines.')
 _CORPUS = flags.DEFINE_string('corpus', None, 'JSON lines {"_id", "title", "text"}.')

@@ -15,6 +15,7 @@ from mteb.models.model_meta import ModelMeta, ScoringFunction
 from mteb.types import PromptType
 import numpy as np
 
+from bert_jax.inference import json_lines
 from bert_jax.inference.bert import Bert, load
 from bert_jax.interop.sentence_layout import DOCUMENT, QUERY
 
@@ -28,15 +29,15 @@ class Encoder(AbsEncoder):
                device: str | None = None, **_: Any):
     """Loads a model.
 
-    mteb's interface has the other arguments: `revision` is only recorded, and `device` is
-    ignored.
+    mteb's interface has the other arguments. It keeps scores by name and `revision`; None
+    = a digest of the model. `device` is ignored.
     """
     self.bert = load(model) if isinstance(model, str) else model
     own = self.bert.dense
     self.model_prompts = dict(own.prompts)
     name = str(self.bert.model.facts.get('source', 'model')).rstrip('/').rpartition('/')[2]
     self.mteb_model_meta = ModelMeta.create_empty({
-        'name': f'bert_jax/{name}', 'revision': revision or 'local',
+        'name': f'bert_jax/{name}', 'revision': revision or json_lines.identity(self.bert.model),
         'max_tokens': own.max_len or self.bert.config.max_positions,
         'embed_dim': self.bert.embed([]).shape[1],
         'similarity_fn_name': ScoringFunction(own.similarity)})

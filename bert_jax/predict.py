@@ -11,7 +11,8 @@ _TASK = flags.DEFINE_string(
     'sequence_classification, question_answering, ...')
 _MODEL = flags.DEFINE_string(
     'model', None,
-    'A workdir, a checkpoint of bert_jax, a Hugging Face folder or hub name.')
+    'A workdir, a checkpoint of bert_jax, a Hugging Face or sentence-transformers '
+    'folder, a hub name, or a TensorFlow checkpoint of google-research/bert.')
 _INPUT = flags.DEFINE_string('input', None, 'JSON lines; standard input by default.')
 _OUTPUT = flags.DEFINE_string(
     'output', None,
@@ -25,7 +26,8 @@ _NORMALIZE = flags.DEFINE_bool(
 _PROMPT = flags.DEFINE_string(
     'prompt', None,
     "embed, sparse_embedding, reranking, sequence_classification: name of the model's "
-    "prompt before each text, '' = none; by default the model's own.")
+    "prompt before each text, '' = none; by default the model's own. late_interaction: "
+    'query or document.')
 _DIM = flags.DEFINE_integer(
     'dim', None, 'embed: the first entries of each vector, scaled to length 1.')
 _PRECISION = flags.DEFINE_string(

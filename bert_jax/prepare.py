@@ -11,10 +11,11 @@ from bert_jax.commands import command, overwrite_flag
 _INPUT = flags.DEFINE_string(
     'input', None, 'A quoted glob of files, tfds:NAME or builtin.')
 _OUTPUT = flags.DEFINE_string(
-    'output', None, 'Folder for the records, local or gs://. It must be empty, or hold '
-    'an interrupted run of the same command.')
+    'output', None, 'Folder for the records, local or gs://. It must be new or empty, or '
+    'hold records of the same command, interrupted or complete.')
 _VOCAB = flags.DEFINE_string(
-    'vocab', '', 'A vocab.txt, a SentencePiece .model, or a folder with one of them.')
+    'vocab', '', 'A vocab.txt, tokenizer.json, vocab.json with merges.txt, or SentencePiece '
+    '.model, or a folder with one of them.')
 _VOCAB_SIZE = flags.DEFINE_integer(
     'vocab_size', None, 'Train a vocabulary of this size (30,522 without --vocab).')
 _FORMAT = flags.DEFINE_string(
@@ -30,7 +31,7 @@ _LINES = flags.DEFINE_bool(
 _TOKENIZER = flags.DEFINE_string(
     'tokenizer', 'wordpiece', 'What to train: wordpiece, sentencepiece or bpe.')
 _LOWERCASE = flags.DEFINE_bool(
-    'lowercase', True, 'Lower-case the text and strip its accents.')
+    'lowercase', True, 'Lower-case the text; WordPiece also strips its accents.')
 _HELDOUT = flags.DEFINE_float(
     'heldout', 0.02, 'Share of the documents held out for evaluation: at most 10,000 '
     'documents, without this limit under --beam.')
@@ -116,6 +117,7 @@ def _prepare(settings: Any, overwrite: bool):
 
   from bert_jax.data import beam, preparation, records
   from bert_jax.runtime import storage
+  storage.check('--output', _OUTPUT.value)
   output, is_finished = _OUTPUT.value, records.is_finished(_OUTPUT.value)
   # New records are made next to the old ones: an error or a kill loses nothing.
   if is_finished and overwrite:

@@ -14,7 +14,10 @@ from bert_jax import config
 
 
 def get_config():
-  """The paper's recipe in bfloat16 (float32 on a CPU)."""
+  """BERT's recipe with masking of whole words, in bfloat16 (float32 on a CPU).
+
+  The paper continues from Google's Chinese BERT instead.
+  """
   c = config.pretraining('base')
   c.model.vocab_size, c.model.dtype = 21_128, 'auto'
   c.data.language = 'zh'

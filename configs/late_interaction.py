@@ -13,6 +13,4 @@ from bert_jax import config
 
 def get_config():
   """32 tokens a query, 180 a document, 128 numbers a vector; lr 3e-5, one epoch."""
-  c = config.finetuning('late_interaction')
-  c.optimizer.learning_rate = 3e-5
-  return c
+  return config.finetuning('late_interaction')

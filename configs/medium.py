@@ -15,5 +15,4 @@ def get_config():
   c.train_steps = 200_000
   c.phases = ((180_000, 128, 256), (20_000, 512, 256))
   c.optimizer.learning_rate = 3e-4
-  c.optimizer.warmup_steps = 10_000
   return c

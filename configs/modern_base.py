@@ -4,10 +4,11 @@ r"""ModernBERT-base (22 x 768): rotary positions, GeGLU, local attention, 30% ma
       --config.data.source='corpus/*.txt.gz'
 
 Warner et al. 2024 (arXiv:2412.13663), table 3, with the batch size warmup in four steps.
-Two things differ from the paper: the learning rate decays as 1 - sqrt at the end of this
-run instead of in a separate run, and the attention output has no dropout (0.1 in the
-paper). For rows of 8,192 tokens add --config.max_len=8192
---config.model.global_theta=160000. Hardware: a TPU slice. Not run yet.
+Three things differ from the paper: the learning rate decays as 1 - sqrt at the end of
+this run instead of in a separate run, the attention output has no dropout (0.1 in the
+paper), and the batch size warmup takes 110 billion tokens (50 in the authors' config). For
+rows of 8,192 tokens add --config.max_len=8192 --config.model.global_theta=160000. Hardware:
+a TPU slice. Not run yet.
 """
 
 from bert_jax import config

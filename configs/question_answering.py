@@ -11,7 +11,7 @@ from bert_jax import config
 
 
 def get_config():
-  """The paper's recipe: 32 windows of up to 384 tokens per step, 2 epochs, lr 5e-5."""
+  """32 windows of up to 384 tokens per step and lr 5e-5, as in the paper; 2 epochs, not 3."""
   c = config.finetuning('question_answering')
   c.optimizer.learning_rate = 5e-5
   return c

@@ -19,5 +19,5 @@ def get_config():
   c.phases = ((90_000, 128, 128), (10_000, 512, 128))
   c.optimizer.learning_rate = 5e-4
   c.optimizer.warmup_steps = 5_000
-  c.eval_every, c.checkpoint_every = 5_000, 5_000
+  c.eval_every = 5_000
   return c

@@ -163,7 +163,7 @@ RULES = (
      r"!(cat one.txt; echo; sed 's/only/other/' one.txt) > mended; ? data.source=mended"),
     (r'latin.txt, line 1: invalid UTF-8 .*: convert the file to UTF-8',
      '!iconv -f latin1 -t utf-8 latin.txt > mended; ? data.source=mended'),
-    (r"other.jsonl, line 1: it has no 'text': name the field of the text with text_column",
+    (r"other.jsonl, line 1: it has no 'text': name the field of the text with data.text_column",
      'data.text_column=body'),
     (r'no_mask.txt: the vocabulary has no (\[MASK\]): .*, each on a separate line',
      r"!(cat no_mask.txt; echo '\1') > mended; data.vocab=mended"),
@@ -246,8 +246,9 @@ RULES = (
      r'? --columns=\1,\2'),
     # ---- plan -----------------------------------------------------------------------------------
     (r'--out=/proc/plan.json cannot be written', '--out=new.json'),
-    (r'give --config=configs/large.py', '--config=configs/large.py --topology=local --price=1'),
-    (r'flag (--price)=-1', r'\1=1'),
+    (r'give --config=configs/large.py', '--config=configs/large.py --topology=local'),
+    (r'flag (--price)=-1', r'~\1'),
+    (r'(--price) has no effect here', r'~\1'),
 )
 
 # Lines that only say what is wrong with a file or a model.

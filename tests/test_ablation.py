@@ -57,7 +57,7 @@ def _scored(data):
 
 
 def test_runs_with_another_judge_or_other_fields_are_refused(tmp_path):
-  """One table compares only runs with the same judge, pairs and fields."""
+  """One table compares only runs with the same records, judge, pairs and fields."""
   line = _line(variants.RECIPE, 0, 1.0, 1_000_000) | {
       'masked_lm': _scored('judge/*.txt'), 'minimal_pairs': _scored('pairs.jsonl')}
   (tmp_path / 'runs.jsonl').write_text(json.dumps(line) + '\n')

@@ -68,10 +68,15 @@ def _finish(files: Sequence[dict[str, dict[str, Any]]], *, settings: corpus.Sett
       for split in _SPLITS
   }
   shards = [*splits['train'], *splits['heldout']]
+  tokenizer = tokenizer_reader.load(epath.Path(output) / 'tokenizer')
+  documents = sum(shard['read'] for shard in shards)
+  preparation.check_documents(settings.source, documents, documents)
+  preparation.check_tokens(settings.source, preparation.token_counts(
+      splits['train'], tokenizer.vocab_size))
   folder = epath.Path(output)
   preparation.finish(
-      folder, dataclasses.asdict(settings), tokenizer_reader.load(folder / 'tokenizer'),
-      documents=sum(shard['read'] for shard in shards),
+      folder, dataclasses.asdict(settings), tokenizer,
+      documents=documents,
       size=sum(shard['size'] for shard in shards), splits=splits,
       notes=['held-out sentences may also occur in the training text: Beam does not '
              'check'])

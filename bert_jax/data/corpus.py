@@ -97,7 +97,7 @@ def find_files(pattern: str) -> list[str]:
   """
   if storage.is_remote(pattern):
     root, _, rest = pattern.rpartition('/')
-    storage.check('source', root)
+    storage.check('data.source', root)
     require('*' not in root,
             f'{pattern}: in a bucket only the name of a file may be a pattern')
     files = sorted(str(p) for p in epath.Path(root).glob(rest))
@@ -227,7 +227,7 @@ def _json_text(line: str, text_column: str, file: str, number: int) -> str:
   except ValueError as e:
     problem = f'invalid JSON ({e})'
   except (KeyError, TypeError):
-    problem = f'it has no {text_column!r}: name the field of the text with text_column'
+    problem = f'it has no {text_column!r}: name the field of the text with data.text_column'
   raise UserError(f'{file}, line {number}: {problem}')
 
 
@@ -308,11 +308,11 @@ def tfds_documents(name: str, text_column: str) -> Iterator[str]:
   """
   for i, example in enumerate(open_tfds(name, 'train')):
     require(text_column in example,
-            f'tfds:{name} has no column {text_column!r}: set text_column to one of '
+            f'tfds:{name} has no column {text_column!r}: set data.text_column to one of '
             f'{", ".join(sorted(example))}')
     text = example[text_column]
     require(isinstance(text, bytes | str),
-            f'tfds:{name}: {text_column!r} is not text: set text_column to a column of '
+            f'tfds:{name}: {text_column!r} is not text: set data.text_column to a column of '
             'texts')
     text = (_decode(text, f'tfds:{name}, example {i}', 1)
             if isinstance(text, bytes) else text)

@@ -11,6 +11,7 @@ import numpy as np
 from bert_jax.data import corpus, encode, preparation, records
 from bert_jax.data.pairs import RowLayout, make_pairs
 from bert_jax.data.survey import Distinct, Survey, survey_of, text_hash
+from bert_jax.data.tokenizers import training
 from bert_jax.runtime import console
 
 _CJK = re.compile('[\u3400-\u9fff\u3040-\u30ff]')  # scripts without spaces
@@ -51,7 +52,7 @@ def check(settings: corpus.Settings) -> CorpusStatistics:
     survey = survey_of(counting_lines(), settings.heldout)
     # A single document is an error for a run, but only a warning here.
     if not survey.documents:
-      preparation.check_documents(settings.source, survey)
+      preparation.check_documents(settings.source, 0, 0)
     tokenizer = preparation.make_tokenizer(settings, source, survey)
     encoder = encode.Encoder(tokenizer, settings)
     cjk = characters = 0
@@ -142,6 +143,8 @@ def histogram(values: np.ndarray) -> Iterator[str]:
 
 def print_report(settings: corpus.Settings):
   """Checks a corpus and prints the results."""
+  if not settings.vocab:  # before the text is read
+    training.check(settings.tokenizer, settings.vocab_size)
   stats = check(settings)
   s = stats.survey
   about = '' if stats.sample > 0.999 else 'about '

@@ -40,7 +40,8 @@ def parse(source: str) -> tuple[WeightedCorpus, ...]:
   """The corpora of a mixture that `data.source` names; () if it names a single corpus.
 
   Raises:
-    UserError: a corpus has no weight, or the sum of the weights is not positive.
+    UserError: a corpus has no weight, a weight is not a number, or the sum of the weights
+      is not positive.
   """
   matches = list(_PART.finditer(source))
   if not matches:

@@ -62,13 +62,13 @@ def cross_entropy(heldout_counts: np.ndarray, train_counts: np.ndarray) -> float
   return float(-(heldout_counts * np.log(smoothed)).sum() / heldout_counts.sum())
 
 
-def check_documents(source: str, survey: Survey):
+def check_documents(source: str, documents: int, different: int):
   """Raises UserError for a corpus with fewer than two different documents."""
-  require(survey.documents,
+  require(documents,
           f'data.source={source!r} holds no document: it is empty or blank lines')
-  require(survey.different > 1,
-          f'data.source={source!r} holds one document: a next sentence from another '
-          'document needs at least two. Put a blank line between documents')
+  require(different > 1,
+          f'data.source={source!r} holds one document: at least two are needed. Put a blank '
+          'line between documents')
 
 
 def check_tokens(source: str, counts: Sequence[int]):
@@ -250,7 +250,7 @@ class _Preparation:
   def _survey(self) -> Survey:
     survey = survey_of(with_progress(self.source.read(), 'reading'),
                        self.settings.heldout)
-    check_documents(self.settings.source, survey)
+    check_documents(self.settings.source, survey.documents, survey.different)
     # Stores the settings only now, so that an unreadable input leaves none behind.
     self._once('settings', dict, self._requested)
     return survey
@@ -307,9 +307,8 @@ class _Preparation:
     """
     tokenizer = encoder.tokenizer
     counts = token_counts(shards, tokenizer.vocab_size)
-    # After the UserError, `run` deletes the useless output if progress/ has no shard.
-    if not counts.sum():
-      shutil.rmtree(self.progress)
+    if not counts.any():
+      shutil.rmtree(self.output, ignore_errors=True)
     check_tokens(self.settings.source, counts)
     # The score on a sentence of the training text would measure memorization.
     sentences = list(itertools.chain.from_iterable(documents))
@@ -348,16 +347,18 @@ def prepare(settings: Settings, output: str, workers: int = 0):
     UserError: a mistake in the settings, the text or the output.
     Failed: a worker died; the same call resumes.
   """
-  # A wrong vocabulary is reported before the text is read.
+  # Before the text is read, which may take hours.
+  if not settings.vocab:
+    training.check(settings.tokenizer, settings.vocab_size)
   digest = None if not settings.vocab else tokenizer_base.digest(
       tokenizer_reader.load(settings.vocab, settings.lowercase))
   storage.check('--output', output)
   folder, is_remote = epath.Path(output), storage.is_remote(output)
   if (folder / 'manifest.json').exists():
     other = changed_setting(folder, settings)
-    require(not other,
-            f'{output} is not empty: it holds records made with another '
-            f'{other and other[0]}; use another folder')
+    if other:
+      raise UserError(f'{output} is not empty: it holds records made with another '
+                      f'{other[0]}; use another folder')
     manifest = records.read_manifest(folder)
     require(digest in (None, manifest['tokenizer']),
             f'{output} holds records made with another version of {settings.vocab}: use '
@@ -383,9 +384,12 @@ def prepare(settings: Settings, output: str, workers: int = 0):
 def changed_setting(folder: epath.Path, settings: Settings) -> tuple[str, Any] | None:
   """(The first setting that differs in complete records, its value there), or None."""
   earlier = _with_defaults(records.read_manifest(folder)['settings'])
-  return next(
-      ((name, earlier[name]) for name, value in dataclasses.asdict(settings).items()
-       if earlier[name] != value), None)
+  now = dataclasses.asdict(settings)
+  # The digest tells two vocabularies apart: one file may have several paths.
+  if earlier['vocab'] and now['vocab']:
+    del now['vocab']
+  return next(((name, earlier[name]) for name, value in now.items()
+               if earlier[name] != value), None)
 
 
 def _with_defaults(settings: dict[str, Any]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ Wang et al. 2019, https://arxiv.org/abs/1804.07461. A held-out part of the train
 chooses the learning rate and the best epoch. The development file is only scored.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import json
 import shutil
 import statistics
@@ -123,25 +123,34 @@ def twin_of(model: Pretrained) -> Pretrained:
   return Pretrained(model.config, params, model.tokenizer)
 
 
-def _begin(model: Pretrained, data: str, folder: epath.Path, recipe: Recipe, twin: bool):
+def _begin(model: Pretrained, data: str, sources: Mapping[str, Files], folder: epath.Path,
+           recipe: Recipe, names: Sequence[str]):
   """Writes the initial models; raises UserError for the folder of another evaluation.
 
-  A later evaluation may add seeds and rates.
+  A later evaluation may add seeds, rates and tasks.
   """
   job = {'model': json_lines.identity(model), 'data': data, **recipe._asdict()}
   del job['seeds'], job['rates']
+  files = {task: [list(storage.size_and_time(epath.Path(path)))
+                  for path in (source.train, source.dev)]
+           for task, source in sources.items() if not source.train.startswith('tfds:')}
   job_file = folder / 'job.json'
-  require(not job_file.exists() or storage.read_json(job_file) == job,
+  before = storage.read_json(job_file) if job_file.exists() else job
+  files_before = before.pop('files', {})
+  require(before == job,
           f'{folder} holds the runs of another model, recipe or folder of tasks: use '
           'another --output')
+  for task in files.keys() & files_before.keys():
+    require(files[task] == files_before[task],
+            f'{folder} holds scores of {task} from before its files in {data} changed: use '
+            'another --output')
   folder.mkdir(parents=True, exist_ok=True)
-  storage.write_whole(job_file, json.dumps(job))
-  for name, make in (('model', lambda: model), ('twin', lambda: twin_of(model))):
+  storage.write_whole(job_file, json.dumps({**job, 'files': files_before | files}))
+  for name in names:
     # The checkpoint is written last: it marks a complete folder.
-    whole = (folder / name / native.CHECKPOINT_FILE).exists()
-    if not whole and (twin or name == 'model'):
+    if not (folder / name / native.CHECKPOINT_FILE).exists():
       shutil.rmtree(folder / name, ignore_errors=True)
-      native.save(make(), folder / name)
+      native.save(twin_of(model) if name == 'twin' else model, folder / name)
 
 
 def _fine_tune(task: str, model: str, files: Files, recipe: Recipe, rate: float,
@@ -197,8 +206,8 @@ def evaluate(model: Pretrained, data: str, folder: epath.Path, recipe: Recipe,
   """
   require(bool(recipe.rates), '--rates is empty: give one learning rate at least')
   sources = find_tasks(data, recipe.most)
-  _begin(model, data, folder, recipe, twin)
   names = ('model', 'twin') if twin else ('model',)
+  _begin(model, data, sources, folder, recipe, names)
   columns = ['task', 'score']
   for name in names:
     columns += [name, f'{name}, deviation', f'{name}, rate']

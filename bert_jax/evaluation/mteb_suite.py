@@ -17,8 +17,8 @@ def evaluate(bert: Bert, path: epath.Path, tasks: Sequence[str]) -> Report:
 
   Args:
     bert: the model.
-    path: the path of the report. PATH.mteb has the results files of mteb; finished tasks
-      are not run again.
+    path: the path of the report. PATH.mteb has the results files of mteb; a finished task
+      does not run again for the same model.
     tasks: names of mteb, at least one.
 
   Raises:

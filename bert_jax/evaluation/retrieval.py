@@ -143,8 +143,9 @@ def evaluate(bert: Bert, source: str, path: epath.Path, *, split: str = 'test',
   Args:
     bert: the model for queries and documents; a late-interaction model scores by MaxSim.
     source: a folder in BEIR's layout.
-    path: the path of the report. PATH.corpus.npy and PATH.queries.npy have the vectors;
-      the returned report has the content of PATH.run, the hits.
+    path: the path of the report. PATH.corpus.npy and PATH.queries.npy have the vectors,
+      PATH.corpus.PRECISION.npy the quantized ones, PATH.reranked.jsonl the scores of the
+      reranker. The returned report has the content of PATH.run, the hits.
     split: its judgments are in qrels/SPLIT.tsv.
     pooling: cls, mean or max; None = the pooling of the model, or mean.
     max_len: see `Bert.embed`.

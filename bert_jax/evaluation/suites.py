@@ -27,8 +27,8 @@ SUITES = {
     'mteb': ('tasks',),
     'task': ('task', 'fields', 'max_len', 'batch_size'),
 }
-# The files that suites write beside the report; a new suite with such a file adds it here.
-_BESIDE = ('.pairs.jsonl', '.batches.jsonl', '.runs')
+# Suffixes of files beside the report that --data might name.
+_BESIDE = (minimal_pairs.SCORES, held_out_text.SUMS, glue_suite.FOLDER)
 
 
 def run(model: str, suite: str, data: str, output: str, options: dict[str, Any],
@@ -65,9 +65,9 @@ def run(model: str, suite: str, data: str, output: str, options: dict[str, Any],
   beside = map(path.with_suffix, _BESIDE)
   storage.spare('--output', output, [*beside, *report.files(path)], [data])
   if not overwrite:
-    runs = ([retrieval.RUN] * (suite == 'retrieval')
-            + [retrieval.RERANKED] * ('rerank' in options))
-    storage.keep('--output', output, *reversed(report.files(path, *runs)))
+    others = {'minimal_pairs': [minimal_pairs.SCORES], 'masked_lm': [held_out_text.SUMS],
+              'retrieval': [retrieval.RUN] + [retrieval.RERANKED] * ('rerank' in options)}
+    storage.keep('--output', output, *reversed(report.files(path, *others.get(suite, ()))))
   if suite == 'glue':
     twin = options.pop('twin', False)
     # The runs load the model themselves: it stays on the host here.

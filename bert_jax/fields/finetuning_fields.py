@@ -33,8 +33,8 @@ def more_than_all_examples(config: ConfigDict, job) -> str:
 
 _FIELDS = with_values(run_fields.FIELDS, {
     'train_epochs': 3.0,
-    # Examples in a batch, over all devices. This field, max_len and accumulation
-    # determine which examples a step sees, so a resumed run may change none of them.
+    # Examples in a batch, over all devices. A resumed run may not change it: it decides
+    # which examples a step sees.
     'batch_size': Field(32, at_least(1), ANOTHER_RUN,
                         unused_by_data=(more_than_all_examples,)),
     'max_len': Field(128, at_least(1)),  # tokens in an input

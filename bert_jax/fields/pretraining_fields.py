@@ -71,8 +71,9 @@ def prepared(config: ConfigDict) -> str:
 def format_of_source(config: ConfigDict) -> str:
   """The format has no effect on a source with a fixed format."""
   source = config.data.source
-  has_one = source == 'builtin' or (
-      source.startswith('tfds:') and config.data.format != 'wikitext')
+  texts = [x for x in dataset.sources(source) if not dataset.is_prepared(x)]
+  has_one = all(x == 'builtin' or x.startswith('tfds:') and config.data.format != 'wikitext'
+                for x in texts)
   return f'data.source={source} has its own format: leave it out' if has_one else ''
 
 
@@ -171,7 +172,8 @@ FIELDS: Table = {
                             unused=(no_false_sentences,)),
     # True = up to 8 pairs in a row, isolated from each other; False = one pair.
     'data.pack': Field(True),
-    # A vocab.txt or a SentencePiece .model; '' = train a vocabulary on the corpus.
+    # A vocab.txt, a tokenizer.json, a SentencePiece .model, or a folder with one of them; '' =
+    # train a vocabulary on the corpus.
     'data.vocab': Field('', on_resume=HARMLESS),
     # The fields below determine how text becomes tokens. They are fixed in a folder of
     # `prepare`. A resumed run compares the digest of the records, not these fields.

@@ -49,7 +49,7 @@ class Bert(LoadedModel):
 
     Arguments: see `embed`.
     """
-    rows, _ = self._rows(texts, 'head', max_len)
+    rows, _ = self._rows(self.dense.prepared(self._strings(texts), ''), 'head', max_len)
     has_pooler = 'pooler' in self.model.groups
     run = forward.hidden_and_pooled if has_pooler else forward.hidden_states
     function = functools.partial(run, self.config, layers=self._layers(layers))
@@ -103,14 +103,14 @@ class Bert(LoadedModel):
       pooling: one of `model.pooling.POOLINGS`, such as 'cls', 'mean' or 'max'; 'none' = a
         vector for each token, without dense layers and prompts; None = the pooling of the
         model, else the mean.
-      normalize: scale to length 1; None = as the model says, else no.
+      normalize: scale to length 1; None = as the model says, else no. `dim` always does.
       layers: layers to concatenate: 0 = embeddings, 1..N, or from the end, -1 = the last.
         (-4, -3, -2, -1) is the paper's best for NER.
       long: how to read a text of more than `max_len` tokens: its 'head', 'tail' or
         'head_tail' (128 + 382), or all of it in chunks: 'chunks_mean', 'chunks_max',
         'chunks_attention'.
       max_len: tokens of a text, special tokens included; None = the limit of the model,
-        else all positions (for pooling 'none', always all positions).
+        else all positions. For pooling 'none', None = all positions.
       prompt: the name of a prompt of the model, which precedes each text; '' = no prompt;
         None = the default prompt of the model, if any.
       dim: keeps the first `dim` entries, scaled to length 1; None = all.
@@ -121,6 +121,8 @@ class Bert(LoadedModel):
     """
     self._check_pooling(pooling)
     own, layers = self.dense, self._layers(layers)
+    require(dim is None or normalize is not False,
+            'normalize=False has no effect here: dim scales each vector to length 1')
     if pooling == TOKEN_VECTORS:
       require(long == 'head' and not prompt and dim is None,
               'pooling=none gives the vectors of the first tokens: long must be head, '
@@ -143,11 +145,9 @@ class Bert(LoadedModel):
     if len(owners) > len(texts):
       vectors = combine_texts(vectors, owners, long)
     vectors = own.finished(vectors, normalize)
-    if dim is None:
-      return vectors
-    require(1 <= dim <= vectors.shape[1],
+    require(dim is None or 1 <= dim <= vectors.shape[1],
             f'dim={dim}: the vectors of this model have 1 to {vectors.shape[1]} entries')
-    return unit(vectors[:, :dim])
+    return vectors if dim is None else unit(vectors[:, :dim])
 
   def _check_pooling(self, pooling: str | None):
     if pooling is not None:
@@ -161,7 +161,7 @@ class Bert(LoadedModel):
     """Returns how many tokens at the start of each row pooling skips: [rows] int32."""
     # A prompt outside the pooling also hides [CLS].
     is_hidden = prompt and not self.dense.include_prompt
-    hidden = 1 + len(self._ids([prompt])[0][0]) if is_hidden else 0
+    hidden = 1 + len(self._ids(self.dense.prepared([('',)], prompt))[0][0]) if is_hidden else 0
     # Only the first chunk of a long text begins with the prompt.
     return np.array([min(hidden, len(row.ids) - 1) * is_first
                      for row, is_first in zip(rows, np.diff(owners, prepend=-1))], np.int32)
@@ -169,7 +169,7 @@ class Bert(LoadedModel):
   def _token_vectors(self, texts: Sequence[Text], layers: tuple[int, ...],
                      max_len: int | None, normalize: bool | None) -> list[np.ndarray]:
     """Returns the [n, D * layers] hidden states of each text, without special tokens."""
-    rows, _ = self._rows(texts, 'head', max_len)
+    rows, _ = self._rows(self.dense.prepared(self._strings(texts), ''), 'head', max_len)
     function = functools.partial(forward.hidden_states, self.config, layers=layers)
     return [unit(hidden[keep]) if normalize else hidden[keep]
             for hidden, keep in zip(self.per_token(rows, function),
@@ -199,9 +199,10 @@ class Bert(LoadedModel):
              top_k: int = 10) -> list[list[dict[str, Any]]]:
     """Finds the documents nearest to each query, the best one first.
 
-    Nearest means the largest cosine, or the largest MaxSim of a late-interaction model.
-    Prompts of the model named 'query' and 'document' (or 'passage', 'corpus') precede the
-    texts. `bert_jax.evaluate --suite=retrieval` searches corpora larger than the memory.
+    Nearest means the largest cosine, or product if the model says so, or MaxSim of a
+    late-interaction model. Prompts of the model named 'query' and 'document' (or
+    'passage', 'corpus') precede the texts. `bert_jax.evaluate --suite=retrieval` searches
+    corpora larger than the memory.
 
     Returns:
       A list for each query: at most `top_k` of {'document': its index, 'score'}.
@@ -211,7 +212,8 @@ class Bert(LoadedModel):
           late_interaction.vectors(self, texts, names[0])
           for texts, names in ((queries, QUERY), (documents, DOCUMENT))))
     else:
-      a, b = (unit(self.embed(texts, prompt=self.dense.first_prompt(names)))
+      own = self.dense
+      a, b = (self.embed(texts, prompt=own.first_prompt(names), normalize=own.search_normalizes)
               for texts, names in ((queries, QUERY), (documents, DOCUMENT)))
       scores = a @ b.T  # [queries, documents]
     best = np.argsort(-scores, axis=1, kind='stable')[:, :top_k]

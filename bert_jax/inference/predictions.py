@@ -68,6 +68,7 @@ def _embed(bert: Bert, examples: Sequence[Example], options: Options) -> list[Ex
   if options.pooling != TOKEN_VECTORS:
     return [{'embedding': vector.tolist()} for vector in embeddings]
   answers = []
+  texts = [text for text, in bert.dense.prepared([(text,) for text in texts], '')]
   for (ids, spans), vectors in zip(bert.tokenizer.encode_with_spans(texts), embeddings):
     # zip drops the tokens of a long text that the model did not read.
     of_tokens = zip(bert.tokenizer.tokens(ids), spans, vectors)
@@ -174,6 +175,8 @@ def _load(task: str, model: str, options: Options, precision: str,
             'vectors, --prompt=document gives document vectors')
   else:
     (bert.model.sentence or bert.dense).prompt(options.prompt)
+  if task == 'reranking':
+    bert.cross.finished(np.zeros((0, 1), np.float32))  # checks the activation
   if task in task_list.ALL:
     task_list.ALL[task].head_of(bert)
   else:

@@ -43,7 +43,7 @@ def quantize(vectors: np.ndarray, precision: str,
   assert ranges is not None, precision
   low, high = ranges
   steps = np.maximum((high - low) / 255, np.finfo(np.float32).tiny)
-  # Values outside the ranges (a query may have some) become the nearest int8 value.
+  # Values outside the ranges become the nearest int8 value.
   return np.clip(np.floor((vectors - low) / steps) - 128, -128, 127).astype(np.int8)
 
 
@@ -56,8 +56,6 @@ def restorer(precision: str,
   if precision == 'binary':
     return lambda x: 2 * np.unpackbits((x.astype(np.int16) + 128).astype(np.uint8),
                                        axis=-1).astype(np.float32) - 1
-  if precision == 'float32':
-    return lambda x: x
   assert ranges is not None, precision
   low, high = ranges
   return lambda x: ((x.astype(np.float32) + 128) * ((high - low) / 255) + low).astype(

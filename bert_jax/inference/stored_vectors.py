@@ -26,7 +26,7 @@ def width_of(bert: Bert, pooling: str | None, max_len: int | None) -> int:
 
 def write(bert: Bert, texts: Iterable[str], count: int, digest: str, path: epath.Path,
           prompts: Sequence[str], pooling: str | None = None, max_len: int | None = None):
-  """Writes a .npy file [count, D] float32 of vectors of length 1; resumes after a kill.
+  """Writes a .npy file [count, D] float32 of vectors for a search; resumes after a kill.
 
   PATH.json identifies the job: a second run of a finished job computes nothing.
 
@@ -41,21 +41,29 @@ def write(bert: Bert, texts: Iterable[str], count: int, digest: str, path: epath
     max_len: see `Bert.embed`.
 
   Raises:
-    UserError: a remote path, or an argument that `Bert.embed` refuses.
+    UserError: a remote path, a file of another origin at `path`, or an argument that
+      `Bert.embed` refuses.
   """
   require(not storage.is_remote(str(path)),
           f'{path}: vectors are written to a local folder only')
   width = width_of(bert, pooling, max_len)  # checks the arguments before the file exists
   own = bert.dense
+  normalize = own.search_normalizes
   prompt = own.first_prompt(prompts)
   job_file = path.parent / f'{path.name}.json'
   job = {'model': json_lines.identity(bert.model), 'texts': digest, 'count': count,
          'pooling': pooling, 'max_len': max_len, 'prompt': own.prompt(prompt)}
+  if not normalize:
+    job['similarity'] = own.similarity
+  require(not path.exists() or job_file.exists(),
+          f'{path} already exists and was not written by this command: move it away, or give '
+          'another --output')
   before = json_lines.read_job(job_file) if path.exists() else {}
   done = before.pop('done', 0)
   done = done if before == job else 0  # another job starts over
   if not done:
-    job_file.unlink(missing_ok=True)
+    # Before the vectors: the file marks them as ours.
+    storage.write_whole(job_file, json.dumps({**job, 'done': 0}))
     np.lib.format.open_memmap(path, 'w+', np.float32, (count, width))
   remaining = itertools.islice(texts, done, None)
   with tqdm.tqdm(total=count, initial=done, desc=path.name, unit=' texts',
@@ -63,7 +71,7 @@ def write(bert: Bert, texts: Iterable[str], count: int, digest: str, path: epath
     while window := list(itertools.islice(remaining, _WINDOW)):
       # Map the file again: the pages of one map would count as memory of the process.
       vectors = np.load(path, mmap_mode='r+')
-      vectors[done:done + len(window)] = bert.embed(window, pooling, normalize=True,
+      vectors[done:done + len(window)] = bert.embed(window, pooling, normalize=normalize,
                                                     max_len=max_len, prompt=prompt)
       vectors.flush()
       done += len(window)

@@ -1,5 +1,6 @@
 """Converts checkpoints between formats, and verifies every conversion."""
 
+from collections.abc import Callable
 import contextlib
 import fnmatch
 import functools
@@ -53,7 +54,7 @@ def _write(model: Pretrained, directory: epath.Path, to: str, opset: int | None 
     model = FORMATS[to].exported(model)
   if to != 'stablehlo':  # StableHLO files hold no head, so labels do not matter
     task_kind.check_labels(model.labels, model.facts.get('source', 'this model'))
-  FORMATS[to].save(model, directory, **({'opset': opset} if opset else {}))
+  FORMATS[to].save(model, directory, **({'opset': opset} if opset is not None else {}))
   if to in ('stablehlo', 'onnx'):
     print_summary(FORMATS[to].compare(model, directory))
   else:
@@ -106,7 +107,8 @@ def _check_flags(output: str | None, to: str | None, verify_only: bool, push: st
 
 def convert(source: str, output: str | None, to: str | None, *, verify_only: bool = False,
             step: int | None = None, allow_older: bool = False, push: str = '',
-            overwrite: bool = False, opset: int | None = None):
+            overwrite: bool = False, opset: int | None = None,
+            finish: Callable[[epath.Path], None] | None = None):
   """Reads a model in any format and writes it in another; `verify_only` only checks.
 
   Args:
@@ -120,12 +122,14 @@ def convert(source: str, output: str | None, to: str | None, *, verify_only: boo
     push: ORGANIZATION/NAME on the Hugging Face hub to upload the result to; '' = nowhere.
     overwrite: replace an existing model in the output folder.
     opset: the version of ONNX's operators; None = the default.
+    finish: called with the written folder before it gets its name: if this raises an
+      error, nothing is kept.
 
   Raises:
     UserError: the source is not a sound model, the output exists, or the two differ.
   """
   _check_flags(output, to, verify_only, push)
-  require(to == 'onnx' or not opset, '--opset has no effect here: it is for --to=onnx')
+  require(to == 'onnx' or opset is None, '--opset has no effect here: it is for --to=onnx')
   require(not (overwrite and verify_only),
           '--overwrite has no effect here: --verify writes nothing')
   if verify_only and not output and not to:
@@ -134,6 +138,9 @@ def convert(source: str, output: str | None, to: str | None, *, verify_only: boo
     _check_sound(source)
     return
   directory = epath.Path(output) if output else None
+  if not verify_only:
+    require(not storage.is_remote(output), f'--output={output}: give a local folder')
+    storage.make_writable(storage.through_link(directory).parent, f'--output={output}')
   converted = not verify_only and directory.exists() and (
       not directory.is_dir() or any(directory.iterdir()))
   # With --push an existing output is the result of a call whose upload failed: it is not
@@ -146,10 +153,7 @@ def convert(source: str, output: str | None, to: str | None, *, verify_only: boo
   print_summary([('model', f'{source}: {c.num_layers} layers of {c.hidden_size}, '
                            f'{c.vocab_size:,} entries, {model.parts}')])
   if converted:
-    files = ('config.json',
-             *([text_layout.FILE] if to == 'sentence_transformers' else []))
-    require(all((directory / name).exists() for name in files),
-            f'--output={output} already exists and is not a folder of --to={to}')
+    _check_uploadable(directory, to, bool(finish))
   if converted or (verify_only and output):
     _check_equal(source, model, directory)
   elif verify_only:
@@ -157,10 +161,20 @@ def convert(source: str, output: str | None, to: str | None, *, verify_only: boo
       _write(model, epath.Path(temporary) / 'model', to, opset)
     print_summary([('verified', f'{source} can be written as {to}; nothing was kept')])
   else:
-    _write_whole(model, directory, to, opset)
+    _write_whole(model, directory, to, opset, finish)
     print_summary([('done', f'{directory}')])
   if push:
     hub.push(source, directory, push, functools.partial(_write, to=to))
+
+
+def _check_uploadable(directory: epath.Path, to: str, quantizes: bool):
+  """Raises UserError if an existing folder is not one of the format `to`."""
+  require(not quantizes, f'--quantize has no effect here: --output={directory} already '
+                         'exists and is only uploaded')
+  files = ('config.json',
+           *([text_layout.FILE] if to == 'sentence_transformers' else []))
+  require(all((directory / name).exists() for name in files),
+          f'--output={directory} already exists and is not a folder of --to={to}')
 
 
 def _check_equal(source: str, model: Pretrained, directory: epath.Path):
@@ -203,15 +217,21 @@ def _check_replaced(source: str, directory: epath.Path, overwrite: bool):
   require(overwrite, f'{exists}: give another --output, or --overwrite to replace it')
 
 
-def _write_whole(model: Pretrained, directory: epath.Path, to: str, opset: int | None):
+def _write_whole(model: Pretrained, directory: epath.Path, to: str, opset: int | None,
+                 finish: Callable[[epath.Path], None] | None):
   """Writes a folder that gets its name only when it is complete and verified."""
   directory = storage.through_link(directory)  # a link stays a link
   partial = directory.parent / (directory.name + '.partial')
+  require(not partial.exists() or partial.is_dir(),
+          f'--output={directory}: {partial} is a file, and the conversion needs a folder of '
+          'this name: move it away')
   # A call that was killed may have left this folder.
   with contextlib.suppress(FileNotFoundError):
     shutil.rmtree(partial)
   try:
     _write(model, partial, to, opset)
+    if finish:
+      finish(partial)
   except BaseException:
     shutil.rmtree(partial, ignore_errors=True)
     raise

@@ -254,8 +254,8 @@ def card(model: Pretrained, header: Sequence[str], usage: Sequence[str]) -> str:
     usage: the lines of Python, with PLACEHOLDER for the name of the model.
   """
   c, facts = model.config, model.facts
-  counted = {'pooler', 'mlm', 'nsp'} & set(model.groups)
-  parameters = count_parameters(layout.abstract_params(c, counted), c)
+  counted = layout.GROUPS.keys() & set(model.groups)
+  parameters = count_parameters(layout.abstract_params(c, counted, len(model.labels)), c)
   rows = {'Data': facts.get('data'), 'Steps': facts.get('steps'),
           'Parts': model.parts, 'Labels': ', '.join(model.labels),
           'Command': facts.get('command') and f'`{facts["command"]}`'}

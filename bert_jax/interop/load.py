@@ -71,7 +71,8 @@ def load(directory: str, step: int | None = None,
 
 
 def _read(directory: str, step: int | None, allow_older: bool) -> Pretrained:
-  storage.check('model', str(directory))
+  directory = str(directory)  # users give a pathlib.Path too
+  storage.check('model', directory)
   folder = epath.Path(directory)
   if not folder.exists() and HUB_NAME.fullmatch(directory):
     folder = _from_hub(directory)

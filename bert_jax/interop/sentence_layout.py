@@ -113,6 +113,16 @@ class SentenceLayout(text_layout.TextLayout):
   dim: int | None = None
   similarity: str = dataclasses.field(default='cosine', kw_only=True)
 
+  @property
+  def search_normalizes(self) -> bool | None:
+    """The `normalize` of `finished` in a search, which compares vectors by their product.
+
+    Raises UserError for a model whose similarity is neither the cosine nor the product.
+    """
+    require(self.similarity in ('cosine', 'dot'),
+            f'this model compares vectors by {self.similarity}: a search knows cosine and dot')
+    return True if self.similarity == 'cosine' else None
+
   def finished(self, vectors: np.ndarray, normalize: bool | None = None) -> np.ndarray:
     """Applies the modules to pooled hidden states: [B, D] -> [B, D'] float32.
 

@@ -162,11 +162,15 @@ def compare(a: Pretrained, b: Pretrained,
             f'{field.name} is {ours} in one model and {theirs} in the other')
   require((a.task, a.labels, a.problem) == (b.task, b.labels, b.problem),
           f'one model is for {_of_task(a)}, the other for {_of_task(b)}')
-  for name, least in (('max_len', a.config.max_positions), ('long', 'head')):
-    ours, theirs = (m.facts.get(name) or least for m in (a, b))
+  # The facts of a run that its answers depend on, with the values of a model without them.
+  facts = {'max_len': a.config.max_positions, 'long': 'head'}
+  if a.task == 'question_answering':
+    facts |= {'doc_stride': 128, 'n_best': 20, 'max_answer_len': 30, 'null_threshold': None}
+  for name, default in facts.items():
+    ours, theirs = (default if m.facts.get(name) is None else m.facts[name] for m in (a, b))
     if a.task and ours != theirs:
-      yield 'note', (f'{name} is {ours} in one model and {theirs} in the other: long '
-                     'texts differ')
+      yield 'note', (f'{name} is {ours} in one model and {theirs} in the other: answers may '
+                     'differ')
   width = a.config.hidden_size
   require(not a.sentence or not b.sentence
           or a.sentence.files(width) == b.sentence.files(width),

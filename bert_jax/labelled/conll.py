@@ -1,7 +1,7 @@
 """Reads tagged sentences from CoNLL files and JSON lines, and finds their entities."""
 
 import collections
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 import re
 from typing import NamedTuple
 
@@ -37,23 +37,37 @@ class Entity(NamedTuple):
   last: int  # the index of the last word, included
 
 
-def is_plain(tag: str) -> bool:
-  """Returns True for a tag such as NOUN, which is neither O nor of the form B-NAME."""
-  return tag.partition('-')[0] not in _LETTERS
+def is_plain(tag: str, plain_letters: bool = False) -> bool:
+  """Returns True for a tag such as NOUN, which is neither O nor of the form B-NAME.
+
+  `plain_letters`: see `letters_are_plain`.
+  """
+  return tag.partition('-')[0] not in _LETTERS or (
+      plain_letters and tag in _LETTERS and tag != 'O')
 
 
-def entities(tags: Sequence[str]) -> list[Entity]:
+def letters_are_plain(tags: Iterable[str]) -> bool:
+  """Returns True if a bare letter such as S is a plain tag in a file with these tags.
+
+  In Italian part-of-speech tags, S is a noun and E a preposition. In tags of words to
+  segment, which are bare letters alone, S is a word of one character.
+  """
+  return any(map(is_plain, tags))
+
+
+def entities(tags: Sequence[str], plain_letters: bool = False) -> list[Entity]:
   """Returns the entities of a sentence, with the rules of conlleval.
 
   A tag is O, or a letter, '-' and a label. B begins an entity, I and M continue it, E and
   L end it, S and U are entities of one word. I also begins an entity at the start, after
   O and after another label. Therefore IOB1, IOB2 (BIO), BIOES, BILOU and BMES all work.
-  Any other tag, such as NOUN, makes an entity of its word alone.
+  Any other tag, such as NOUN, makes an entity of its word alone; with `plain_letters`,
+  see `letters_are_plain`, also a letter without a label.
   """
   spans, start, label, previous = [], None, '', 'O'
   # The O at the end closes an entity that reaches to the last word.
   for i, tag in enumerate([*tags, 'O']):
-    letter, name = ('S', tag) if is_plain(tag) else tag.partition('-')[::2]
+    letter, name = ('S', tag) if is_plain(tag, plain_letters) else tag.partition('-')[::2]
     continues = (letter in ('I', 'M', 'E', 'L') and previous in ('B', 'I', 'M')
                  and name == label)
     if start is not None and not continues:

@@ -40,9 +40,9 @@ class Row(NamedTuple):
     require(column not in self.twice,
             f'{self.where}: there are several columns {column!r}: give them different '
             'names')
+    require(value.get(column, '') is not None,
+            f'{self.where}: no column {column!r} in this line')
     for key in ([column] if column in value else column.split('.')):
-      if column in self.values and value[column] is None:
-        raise UserError(f'{self.where}: no column {column!r} in this line')
       if not isinstance(value, dict) or value.get(key) is None:
         known = ', '.join(map(repr, self.values))
         raise UserError(f'{self.where}: no column {column!r}: the columns are {known}')
@@ -50,8 +50,11 @@ class Row(NamedTuple):
     return value
 
   def or_null(self, column: str) -> Any:
-    """Returns a value, or None if the line has null in this column."""
-    return None if self.values.get(column, '') is None else self[column]
+    """Returns a value, or None if the line has null in this column or on its path."""
+    value: Any = self.values
+    for key in ([column] if column in value else column.split('.')):
+      value = value.get(key, '') if isinstance(value, dict) else ''
+    return None if value is None else self[column]
 
   def text(self, column: str) -> str:
     value = self[column]
@@ -70,7 +73,7 @@ class Row(NamedTuple):
     except (TypeError, ValueError, OverflowError) as e:
       raise UserError(f'{self.where}: {column!r} is {value!r:.50}, not a number') from e
     require(math.isfinite(number),
-            f'{self.where}: {column!r} is {number}, not a number: leave the line out')
+            f'{self.where}: {column!r} is {number}, not a finite number: leave the line out')
     return number
 
   def numbers(self, column: str, count: int) -> tuple[float, ...]:

@@ -23,7 +23,7 @@ from bert_jax.model.rotary import rotate
 
 
 class Mask(NamedTuple):
-  """Which tokens see which: tokens of one text see each other, or only earlier ones."""
+  """A token sees its own text; in a causal row, only itself and the tokens before it."""
 
   text_ids: jax.Array  # [B, L] int32, 0 on padding, 1..P on the tokens of each text
   bias: jax.Array | None  # [B, 1 or H, L, L], added to the scores; None for a kernel

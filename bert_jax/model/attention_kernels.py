@@ -58,14 +58,14 @@ def _splash_obstacle(config: BertConfig, length: int, heads: int) -> str:
           if length % smallest else '')
 
 
-def splash(heads: Heads, segment_ids: jax.Array, dropout: Dropout) -> jax.Array:
+def splash(heads: Heads, text_ids: jax.Array, dropout: Dropout) -> jax.Array:
   """Pallas splash attention, each chip on its rows and heads.
 
   Off TPU, Pallas interprets the kernel, which is slow: for tests only.
 
   Args:
     heads: query, key and value.
-    segment_ids: [B, L] int32. A token attends to the tokens with the same id. Padding
+    text_ids: [B, L] int32. A token attends to the tokens with the same id. Padding
       attends to padding, and nothing reads its output.
     dropout: of rate 0.
 
@@ -81,32 +81,32 @@ def splash(heads: Heads, segment_ids: jax.Array, dropout: Dropout) -> jax.Array:
   blocks = library.BlockSizes(block_q=block, block_kv=block, block_q_dkv=block,
                               block_kv_dkv=block, use_fused_bwd_kernel=True)
 
-  def local(query, key, value, segment_ids):
+  def local(query, key, value, text_ids):
     # On a model axis, each chip has only a part of the heads.
     mask = library.MultiHeadMask([library.FullMask((length, length))] * query.shape[2])
     kernel = library.make_splash_mha(mask, head_shards=1, q_seq_shards=1,
                                      block_sizes=blocks, interpret=interpret)
 
-    def row(query, key, value, segments):
+    def row(query, key, value, text_ids):
       query, key, value = (jnp.moveaxis(x, 1, 0) for x in (query, key, value))  # [H, L, K]
-      out = kernel(query, key, value, library.SegmentIds(segments, segments))
+      out = kernel(query, key, value, library.SegmentIds(text_ids, text_ids))
       return jnp.moveaxis(out, 0, 1)  # [L, H, K]
 
-    return jax.vmap(row)(query, key, value, segment_ids)
+    return jax.vmap(row)(query, key, value, text_ids)
 
   # The kernel does not scale the scores.
   scaled = query / jnp.sqrt(query.shape[-1]).astype(query.dtype)
   return sharding.on_each_chip(local, (_HEADS, _HEADS, _HEADS, _ROWS), _HEADS)(
-      scaled, key, value, segment_ids)
+      scaled, key, value, text_ids)
 
 
 def _cudnn_obstacle(config: BertConfig, length: int, heads: int) -> str:
   return 'dtype=float32 (bfloat16 allows cudnn)' if config.dtype == 'float32' else ''
 
 
-def cudnn(heads: Heads, segment_ids: jax.Array, dropout: Dropout) -> jax.Array:
+def cudnn(heads: Heads, text_ids: jax.Array, dropout: Dropout) -> jax.Array:
   """cuDNN's fused attention on NVIDIA GPUs; for arguments and result see `splash`."""
-  mask = segment_ids[:, None, :, None] == segment_ids[:, None, None, :]  # [B, 1, L, L]
+  mask = text_ids[:, None, :, None] == text_ids[:, None, None, :]  # [B, 1, L, L]
   return jax.nn.dot_product_attention(
       heads.query, heads.key, heads.value, mask=mask, implementation='cudnn')
 
@@ -150,7 +150,11 @@ def _obstacle(config: BertConfig, name: str, length: int, platform: str,
     return f'{name} is not for {platform}'
   if config.attention == 'auto' and length < kernel.shortest:
     return f'{name} is only faster in rows of {kernel.shortest} tokens or more'
-  heads = config.num_heads // sharding.parts('heads')
+  parts = sharding.parts('heads')
+  # `mesh.check_fits` sees only the main model: an ELECTRA generator has fewer heads.
+  if config.num_heads % parts:
+    return f'{config.num_heads} heads do not divide among {parts} devices (mesh.model)'
+  heads = config.num_heads // parts
   obstacle = kernel.obstacle(config, length, heads)
   # This check comes last, so that its remedy, no dropout, is enough to get the kernel.
   if not obstacle and config.attention_dropout and not kernel.drops:

@@ -46,8 +46,8 @@ class BertConfig:
   initializer_range: float = 0.02  # standard deviation of the truncated normal
   layer_norm_eps: float = 1e-12
   # Dtype of the matrix products; parameters, softmax and norms stay float32. auto =
-  # bfloat16, or float32 on a CPU that does not multiply bfloat16 faster. A run replaces
-  # auto once it knows its devices.
+  # bfloat16, or float32 on a device that does not multiply bfloat16 faster: most CPUs,
+  # and GPUs before Ampere. A run replaces auto once it knows its devices.
   dtype: str = 'float32'
   # xla, or a kernel: fused or splash (TPU), triton or cudnn (GPU). splash and cudnn need
   # attention_dropout=0. auto = the best for the device and the row length. With xla,

@@ -71,9 +71,9 @@ class DebertaConfig(BertConfig):
     # The layers after the first one are scanned: at least one must remain.
     require(
         self.conv_kernel_size == 0
-        or self.conv_kernel_size % 2 == 1 and self.num_layers > 1,
-        f'model.conv_kernel_size={self.conv_kernel_size} must be odd, or 0, in a model '
-        'of at least 2 layers')
+        or self.conv_kernel_size > 0 and self.conv_kernel_size % 2 and self.num_layers > 1,
+        f'model.conv_kernel_size={self.conv_kernel_size} must be 0, or odd and positive in '
+        'a model of at least 2 layers')
 
   @property
   def farthest(self) -> int:

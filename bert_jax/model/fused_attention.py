@@ -160,7 +160,7 @@ def _by_row(row: int, _: int) -> tuple[int, int, int]:
   return row, 0, 0
 
 
-def _call(kernel, shape: _Shape, width: int, products: int, qkv, segment_ids, random,
+def _call(kernel, shape: _Shape, width: int, products: int, qkv, text_ids, random,
           rows, heads, *gradient) -> jax.Array:
   """Runs a kernel.
 
@@ -185,7 +185,7 @@ def _call(kernel, shape: _Shape, width: int, products: int, qkv, segment_ids, ra
       out_shape=jax.ShapeDtypeStruct((batch, length, shape.blocks * width), qkv.dtype),
       cost_estimate=cost, interpret=shape.interpret,
       name=kernel.__name__.strip('_').replace('kernel', 'attention'),
-  )(qkv, segment_ids[:, :, None], segment_ids[:, None, :], random, rows, heads, *gradient)
+  )(qkv, text_ids[:, :, None], text_ids[:, None, :], random, rows, heads, *gradient)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -216,12 +216,12 @@ def obstacle(config: BertConfig, length: int, heads: int) -> str:
     return f'rows of {length} tokens are longer than {_LONGEST}'
   if length % LANES:
     return f'rows of {length} tokens are not a multiple of {LANES}'
-  if not heads or LANES % config.head_size or heads * config.head_size % LANES:
+  if LANES % config.head_size or heads * config.head_size % LANES:
     return f'{heads} heads of {config.head_size} do not fill blocks of {LANES}'
   return ''
 
 
-def attend(qkv: jax.Array, segment_ids: jax.Array, width: int, rate: float = 0.0,
+def attend(qkv: jax.Array, text_ids: jax.Array, width: int, rate: float = 0.0,
            random: jax.Array | None = None) -> jax.Array:
   """Attention by the kernel, each chip on its rows and heads.
 
@@ -229,7 +229,7 @@ def attend(qkv: jax.Array, segment_ids: jax.Array, width: int, rate: float = 0.0
 
   Args:
     qkv: [B, L, H * 3 * K]; query, key and value of a head are adjacent.
-    segment_ids: [B, L] int32, 0 on padding. A token attends to tokens with the same id.
+    text_ids: [B, L] int32, 0 on padding. A token attends to tokens with the same id.
     width: K.
     rate: share of dropped weights.
     random: the key of the dropout, 2 words of data; None = no dropout.
@@ -245,10 +245,10 @@ def attend(qkv: jax.Array, segment_ids: jax.Array, width: int, rate: float = 0.0
   rows = jnp.arange(qkv.shape[0], dtype=jnp.uint32)
   heads = jnp.arange(qkv.shape[2] // (3 * width), dtype=jnp.uint32)
 
-  def local(qkv, segment_ids, words, rows, heads):
+  def local(qkv, text_ids, words, rows, heads):
     shape = _Shape(heads.size, width, rate, interpret)
-    return _attend(shape, qkv, segment_ids, words, rows, heads)
+    return _attend(shape, qkv, text_ids, words, rows, heads)
 
   inputs = (_HEADS, _ROWS, (None,), ('batch',), ('heads',))
   return sharding.on_each_chip(local, inputs, _HEADS)(
-      qkv, segment_ids, words, rows, heads)
+      qkv, text_ids, words, rows, heads)

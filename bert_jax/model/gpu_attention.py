@@ -173,10 +173,10 @@ def obstacle(config: BertConfig, length: int, heads: int) -> str:
     heads: H of one device.
   """
   if not kernels.LEAST <= length <= _LONGEST:
-    return f'{length} is not within [{kernels.LEAST}, {_LONGEST}]'
+    return f'rows of {length} tokens are not within [{kernels.LEAST}, {_LONGEST}]'
   if config.head_size not in _WIDTHS:
     return f'heads are {config.head_size} wide, not {" or ".join(map(str, _WIDTHS))}'
-  return '' if heads else 'there are more devices on the model axis than heads'
+  return ''
 
 
 def attend(heads: Heads, text_ids: jax.Array, dropout: Dropout, reach: int | None = None,

@@ -53,8 +53,9 @@ class ModernConfig(BertConfig):
   def __post_init__(self):
     super().__post_init__()
     # The layers after the first one are scanned in groups of `global_every`.
-    is_whole = self.num_layers > 1 and (self.num_layers - 1) % self.global_every == 0
-    require(self.global_every >= 2 and is_whole,
+    is_whole = (self.global_every >= 2 and self.num_layers > 1
+                and (self.num_layers - 1) % self.global_every == 0)
+    require(is_whole,
             f'model.num_layers={self.num_layers} must be 1 more than a multiple of '
             f'model.global_every={self.global_every}, which is at least 2')
     require(self.local_window >= 0,

@@ -8,6 +8,7 @@ Samuel 2024, arXiv:2410.24159) mixes them, Gisserot-Boukhlef et al. (2025,
 arXiv:2507.00994) begin with causal steps. Evaluations never have causal rows.
 """
 
+from fractions import Fraction
 import math
 
 import jax.numpy as jnp
@@ -27,7 +28,8 @@ def share_at(share: float, steps: float, step: int, train_steps: int) -> float:
 
   `share` in the first part of the run, the fraction `steps`, and then 0.
   """
-  return share if step < math.ceil(steps * train_steps) else 0.0
+  # The fraction as it is written: in floats, 0.07 * 100 is a little more than 7.
+  return share if step < math.ceil(Fraction(str(steps)) * train_steps) else 0.0
 
 
 def predict_next(tokens: Tokens, masked: Masked) -> Masked:

@@ -59,8 +59,7 @@ def name_of(objective: str, sequences: str, architecture: str) -> str:
   require(sequences in accepted,
           f'objective={objective} does not train on data.sequences={sequences}: it needs '
           f'data.sequences={" or ".join(accepted)}')
-  # The remedy names only objectives that also accept these rows, so that it works as
-  # typed.
+  # The remedy names only objectives that also accept these rows.
   fitting = [name for name, entry in ALL.items()
              if sequences in entry.sequences and entry.trains(architecture)]
   require(objective in fitting,

@@ -77,7 +77,7 @@ def _shape(name: str) -> tuple[_Target, int, int]:
   """('h100:2x8') -> (H100, 2 hosts, 8 cards on each); raises UserError."""
   card, _, shape = name.partition(':')
   most = ', '.join(f'{name}:{most}' for name, most in KNOWN.items())
-  known = f'use a card with its number on a host, up to {most}, or hosts x cards, h100:2x8'
+  known = f'use CARD:NUMBER for one host, up to {most}, or CARD:HOSTSxNUMBER, such as h100:2x8'
   require(card in _TARGETS, f'--topology={name} is unknown: {known}')
   hosts, _, cards = shape.rpartition('x')
   is_given = cards.isdecimal() and (hosts or '1').isdecimal()

@@ -60,11 +60,12 @@ def check_divides(tree: Any, shardings: Any, preset: str):
   # JAX's own message has neither the name of the parameter nor the flag.
   leaves = zip(jax.tree_util.tree_leaves_with_path(tree), jax.tree.leaves(shardings))
   for (path, x), sharding in leaves:
+    name = jax.tree_util.keystr(path, simple=True, separator='/')
     for size, axes in zip(x.shape, sharding.spec):
       axes = (axes,) if isinstance(axes, str) else axes or ()
       parts_of = math.prod(sharding.mesh.shape[axis] for axis in axes)
       require(size % parts_of == 0,
-              f'sharding={preset} splits {path[-1].key} {tuple(x.shape)} into {parts_of} '
+              f'sharding={preset} splits {name} {tuple(x.shape)} into {parts_of} '
               f'({" x ".join(f"mesh.{axis}" for axis in axes)}), which does not divide '
               f'{size}: choose another mesh or sharding')
 

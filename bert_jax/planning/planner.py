@@ -74,6 +74,8 @@ def _plan(config: ConfigDict, name: str, price: float, search: bool,
   """Prints and returns the estimates of all phases on one slice, and search results."""
   mesh = _mesh(config, name)
   devices = list(mesh.devices.flat)
+  require(not price or chip_figures.chip_of(devices),
+          f'--price has no effect here: the speed of {devices[0].device_kind} is unknown')
   config, works = _works(config, mesh)
   axes = ', '.join(f'{axis} {size}' for axis, size in mesh.shape.items())
   print(f'\n{name}: {chip_figures.num_chips(devices)} {devices[0].device_kind} '
@@ -133,7 +135,7 @@ def plan(config: ConfigDict, topologies: Sequence[str], *, price: float = 0.0,
           f'--search is for pretraining; task={config.task}')
   if out:
     storage.make_parent('--out', epath.Path(out))
-  # The same checks as a run, so that a plan never describes a run that would be refused.
+  # The same checks as a run, except the checks that need its data.
   config = resolve.checked(config, given).config
   require(not config.train_minutes,
           f'train_minutes={config.train_minutes}: only a run measures its steps: give '

@@ -142,7 +142,9 @@ def eval_step(work: Work, config: ConfigDict, mesh: Mesh) -> Figures:
   """Compiles the evaluation step."""
   # The program drops the moments: an evaluation does not read them.
   _, state = state_lib.make_init(work.task, optax.identity(), mesh, config.sharding)
-  step = state_lib.make_eval_step(work.task, mesh, config.sharding)
+  step = state_lib.make_eval_step(
+      work.task, mesh, config.sharding,
+      config.optimizer.accumulation if config.task == 'pretrain' else 1)
   return _compile(step.lower(state, _batch(work, mesh)), mesh.devices.flat[0])
 
 

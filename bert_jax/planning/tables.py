@@ -113,8 +113,8 @@ def compared(plans: dict[str, list[Estimate]], price: float) -> str:
   for name, phases in plans.items():
     cells = [name, str(phases[0].chips),
              'no' if any(e.missing for e in phases) else 'yes']
-    # A slice on which a step does not fit has no times.
-    if all(e.chip and e.flops for e in phases):
+    # A slice on which a step does not fit has no times, even if its program compiles.
+    if all(e.chip and e.flops and not e.missing for e in phases):
       total = sum(e.chip_hours for e in phases)
       cells += [' / '.join(f'{1e3 * e.step_seconds:.1f}' for e in phases),
                 ' / '.join(f'{e.mfu:.0%}' for e in phases),

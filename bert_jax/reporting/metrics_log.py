@@ -19,7 +19,7 @@ from bert_jax.runtime import console, preemption, processes, storage
 _BETWEEN_CURVES = 30
 # Metrics of a fine-tuning run that curves.png shows.
 _FINETUNING_CURVES = ('loss', 'accuracy', 'f1', 'matthews', 'pearson', 'spearman',
-                      'exact_match')
+                      'exact_match', 'ndcg_10')
 
 
 def read_metrics(path: epath.Path) -> list[dict[str, Any]]:
@@ -32,11 +32,15 @@ def read_metrics(path: epath.Path) -> list[dict[str, Any]]:
           if isinstance(line, dict) and isinstance(line.get('step'), int)]
 
 
+def _has_scores(line: Mapping[str, Any]) -> bool:
+  return any(name.startswith('eval_') for name in line)
+
+
 def is_evaluated(workdir: epath.Path, step: int) -> bool:
   """True if metrics.jsonl has the evaluation after `step`; all processes must call it."""
   # Only the first process has the file.
   return processes.anywhere(not jax.process_index() and any(
-      line['step'] == step and any(name.startswith('eval_') for name in line)
+      line['step'] == step and _has_scores(line)
       for line in read_metrics(workdir / 'metrics.jsonl')))
 
 
@@ -179,7 +183,7 @@ class MetricsLog:
       self._draw()
     self._bar.close()
     self._file.close()
-    evaluations = [line for line in read_metrics(self._path) if 'eval_loss' in line]
+    evaluations = [line for line in read_metrics(self._path) if _has_scores(line)]
     for tracker in self._trackers:
       tracker.finish(self._path.parent, evaluations)
 

@@ -18,6 +18,7 @@ from bert_jax.data.tokenizers import extension
 from bert_jax.data.tokenizers import reader as tokenizer_reader
 from bert_jax.data.tokenizers.base import Tokenizer
 from bert_jax.errors import UserError, require
+from bert_jax.fields.run_fields import phases_of
 from bert_jax.interop import layout
 from bert_jax.interop import load as load_lib
 from bert_jax.interop.late_layout import DOCUMENT_PROMPTS, LateLayout
@@ -86,6 +87,10 @@ def teacher(config: ConfigDict) -> Pretrained | None:
   require(model.config.hidden_size == config.model.hidden_size,
           f'teacher={config.teacher} is {model.config.hidden_size} wide, the student '
           f'{config.model.hidden_size}: their hidden states cannot be compared')
+  longest = max(phase.max_len for phase in phases_of(config))
+  require(longest <= model.config.max_positions,
+          f'teacher={config.teacher} reads at most {model.config.max_positions} tokens, '
+          f'but rows have up to {longest}: make max_len smaller')
   # Without dropout the teacher may also use attention kernels that do not support it.
   bert = dataclasses.replace(
       model.config, dtype=config.model.dtype, attention=config.model.attention,

@@ -111,6 +111,10 @@ def _train(asked: resolve.Asked, path: epath.Path) -> FrozenConfigDict:
   require(not has_started or run_json,
           f'{path} holds checkpoints but not the run.json with their config: restore the '
           'file, or use another --workdir')
+  damaged = path / 'damaged'
+  require(has_started or not damaged.exists() or not [*damaged.glob('checkpoints-*')],
+          f'all checkpoints of {path} are damaged, see {damaged}: start over with another '
+          '--workdir')
   config, job, notes = resolve.resolve(asked, mesh, path, workdir, run_json, has_started)
 
   # ---- An earlier run in this workdir --------------------------------------------------

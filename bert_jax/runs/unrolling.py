@@ -1,8 +1,8 @@
 """Chooses model.scan_unroll, the layers in each iteration of the scan, if it is not set.
 
 On a GPU, a scan copies every activation that it saves into a stacked array and back. This
-takes a quarter of a training step. A step without a scan saves this copy, but
-compiles for about a minute.
+takes a quarter of a training step. A step without a scan makes no such copies, but takes
+about a minute to compile.
 """
 
 from collections.abc import Iterable

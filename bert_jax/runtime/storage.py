@@ -334,10 +334,10 @@ class Folder:
       if name not in remote:
         path.unlink(missing_ok=True)
     # Token records are large and never change: an equal manifest means equal records.
-    same = {name.partition('/')[0] for name in remote
-            if name.endswith('/manifest.json') and _is_same(name, self.local, self.path)}
+    same = tuple(name.removesuffix('manifest.json') for name in remote
+                 if name.endswith('/manifest.json') and _is_same(name, self.local, self.path))
     missing = {name: path for name, path in remote.items()
-               if name.partition('/')[0] not in same or not (self.local / name).exists()}
+               if not name.startswith(same) or not (self.local / name).exists()}
     _copy_all(missing, self.local, 'copying')
     self._uploaded = {name: _state(self.local / name) for name in remote}
 

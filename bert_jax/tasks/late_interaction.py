@@ -182,7 +182,8 @@ class LateFiles(sentence_embedding.EmbeddingFiles):
       # A field of each line: a list with a teacher's score of the near text and of each
       # negative, as `mine --teacher` writes it. The loss then follows these scores.
       'data.scores_column': Field(''),
-      # The fields below default to the values of init_from, if it is a ColBERT.
+      # The fields below default to the values of init_from, if it is a ColBERT; if it is
+      # not, auto means what their comments say.
       'data.width': Field(0, at_least(0)),  # numbers in a vector; 0 = 128
       'data.query_prompt': Field(_AUTO),  # text before each query; auto = none
       'data.document_prompt': Field(_AUTO),

@@ -5,6 +5,7 @@ Functions import scikit-learn and scipy.stats, because these imports take a seco
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+import itertools
 import re
 import string
 
@@ -69,9 +70,11 @@ def entities(gold: Sequence[Sequence[str]],
   Raises:
     ValueError: a sentence has another number of predicted tags.
   """
+  plain_letters = conll.letters_are_plain(itertools.chain(*gold, *predicted))
+
   def numbered(sentences):
     return {(i, entity) for i, tags in enumerate(sentences)
-            for entity in conll.entities(tags)}
+            for entity in conll.entities(tags, plain_letters)}
 
   of_gold, of_predicted = numbered(gold), numbered(predicted)
   correct = []

@@ -18,7 +18,7 @@ import numpy as np
 from bert_jax.config_fields import HARMLESS, Field, at_least, one_of
 from bert_jax.data.tokens import Tokens
 from bert_jax.errors import UserError, require_choice
-from bert_jax.labelled import packed_examples, squad, unused_fields
+from bert_jax.labelled import packed_examples, squad
 from bert_jax.model import architectures, bert_config, layers
 from bert_jax.objectives import losses
 from bert_jax.tasks import answers, finetuning, finetuning_data, metrics, task_kind
@@ -152,7 +152,7 @@ class QuestionFiles(finetuning_data.ExampleFiles):
       # Tokens from the start of one window to the start of the next.
       'data.doc_stride': Field(128, at_least(1), HARMLESS, (longer_than_windows,)),
       # Starts and ends tried in each window.
-      'data.n_best': Field(20, at_least(1), HARMLESS, (unused_fields.not_evaluated,)),
+      'data.n_best': Field(20, at_least(1), HARMLESS),
       'data.max_answer_len': Field(30, at_least(1), HARMLESS),  # tokens
       # v2.0: how far "no answer" must score above the best answer.
       'data.null_threshold': Field(0.0, on_resume=HARMLESS,

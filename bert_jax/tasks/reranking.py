@@ -50,7 +50,7 @@ def _lists(row: table.Row) -> tuple[list[str], list[float]]:
   positives = row['positives'] if 'positives' in row.values else [row['positive']]
   negatives = row.values.get('negatives') or []
   require(_are_texts(positives) and _are_texts(negatives),
-          f"{row.where}: 'positives' and 'negatives' must be lists of texts")
+          f"{row.where}: 'positives' and 'negatives' must be lists of texts, 'positive' a text")
   return positives + negatives, [1.0] * len(positives) + [0.0] * len(negatives)
 
 
@@ -70,8 +70,7 @@ def only_lists(config: ConfigDict, job: Any) -> str:
             for group in split.examples]
   # data.test is not read before the run ends: it may have columns.
   return '' if config.data.test or any(group.has_columns for group in groups) else (
-      'each line has the lists positives and negatives, which have no columns and no '
-      'grades')
+      'every line has lists of documents: no line has a document and a grade in columns')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -232,7 +231,7 @@ class RerankingKind(task_kind.TaskKind):
   @staticmethod
   def answer(bert, examples, options):
     require(all(_are_texts(e.get('documents')) and e['documents'] for e in examples),
-            "'documents' must be a list of texts")
+            "'documents' must be a list of at least one text")
     return rank(bert, [(e['query'], e['documents']) for e in examples], options.prompt)
 
   @staticmethod

@@ -291,7 +291,7 @@ class EmbeddingFiles(finetuning_data.ExampleFiles):
   def scores(self, split, outputs):
     """Correlates the cosines of two vectors with the scores of the file, as for STS-B.
 
-    The scores of the first 64 entries are named spearman_64 and pearson_64.
+    With `matryoshka`, each width has its own scores, such as spearman_64.
     """
     results = {}
     for end, cosines in zip(self._ends, finetuning_data.by_example(outputs).T):

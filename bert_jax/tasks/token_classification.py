@@ -280,12 +280,13 @@ def find_units(running: Sequence[str], tokenizer: Tokenizer) -> list[list[Unit]]
   return units
 
 
-def _joined(units: Sequence[Unit], tags: Sequence[str]) -> list[str]:
+def _joined(units: Sequence[Unit], tags: Sequence[str],
+            plain_letters: bool = False) -> list[str]:
   """Returns the tags, with B- and I- added to equal plain tags in one unspaced span."""
   joined = list(tags)
   for i, (unit, tag) in enumerate(zip(units, tags)):
     # Only plain tags need this: B-PER already says where an entity begins.
-    if conll.is_plain(tag) and unit.continues and tags[i - 1] == tag:
+    if conll.is_plain(tag, plain_letters) and unit.continues and tags[i - 1] == tag:
       joined[i] = f'I-{tag}'
       if joined[i - 1] == tag:
         joined[i - 1] = f'B-{tag}'
@@ -300,11 +301,12 @@ def tag(bert: task_kind.TrainedModel, inputs: Sequence[str]) -> list[task_kind.A
   """
   units = find_units(inputs, bert.tokenizer)
   sentences = [[unit.pieces for unit in of_text] for of_text in units]
+  plain_letters = conll.letters_are_plain(bert.model.labels)
   answers = []
   for text, words, probabilities in zip(inputs, units, _tag_probabilities(bert, sentences)):
     entities = []
     tags = [bert.model.labels[i] for i in probabilities.argmax(-1)]
-    for e in conll.entities(_joined(words, tags)):
+    for e in conll.entities(_joined(words, tags, plain_letters), plain_letters):
       start, end = words[e.first].start, words[e.last].end
       entities.append({
           'start': start, 'end': end, 'text': text[start:end], 'label': e.label,

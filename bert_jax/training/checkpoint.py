@@ -58,6 +58,7 @@ class Checkpoints:
   """The `checkpoints/` and `best/` folders of a workdir, with a folder for each step.
 
   Args of the constructor:
+    workdir: of the run, local or in a bucket.
     keep: how many of the newest checkpoints to keep.
     best: the score that decides which parameters stay in `best/`; '' = none.
     best_is_lowest: True if the best score is the lowest; the task says so.
@@ -321,5 +322,4 @@ def restore_params(workdir: epath.Path, abstract: Any, step: int | None = None,
       print(f'bert_jax: {line}; {name} is used', file=sys.stderr, flush=True)
     return params, int(folder.name)
   of_step = '' if step is None else f' of step {step}'
-  raise UserError(f'{workdir} holds no sound checkpoint{of_step}: all {len(candidates)} are '
-                  'damaged')
+  raise UserError(f'{workdir} holds no sound checkpoint{of_step}: {"; ".join(damage)}')

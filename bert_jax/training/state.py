@@ -53,7 +53,8 @@ def make_init(task: Task, optimizer: optax.GradientTransformation, mesh: Mesh,
   boxed = jax.eval_shape(init, root_key(0), task.frozen)
   shardings = sharding.shardings(boxed, mesh, preset)
   shapes = nn.unbox(boxed)
-  sharding.check_divides(shapes.params, shardings.params, preset)
+  for name in ('params', 'frozen'):
+    sharding.check_divides(getattr(shapes, name), getattr(shardings, name), preset)
   abstract = jax.tree.map(
       lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings)
   return sharding.with_mesh(lambda key: nn.unbox(init(key, {})), mesh, preset,
@@ -66,17 +67,17 @@ def place(tree: Any, abstract: Any) -> Any:
       like.shape, like.sharding, x.__getitem__), tree, abstract)
 
 
-def _sum_over_microbatches(gradients: Callable[[Any], Any], batch: Any,
+def _sum_over_microbatches(function: Callable[[Any], Any], batch: Any,
                            number: int) -> Any:
-  """The sum of `gradients` over `number` microbatches of a batch."""
+  """The sum of `function` over `number` microbatches of a batch."""
   # Strided, so that each microbatch takes rows from every device.
   parts = jax.tree.map(
       lambda x: jnp.moveaxis(x.reshape(-1, number, *x.shape[1:]), 1, 0), batch)
   first = jax.tree.map(operator.itemgetter(0), parts)
-  zero = jax.tree.map(jnp.zeros_like, jax.eval_shape(gradients, first))
+  zero = jax.tree.map(jnp.zeros_like, jax.eval_shape(function, first))
 
   def add(total, part):
-    return jax.tree.map(jnp.add, total, gradients(part)), None
+    return jax.tree.map(jnp.add, total, function(part)), None
 
   return jax.lax.scan(add, zero, parts)[0]
 
@@ -149,8 +150,17 @@ def make_programs(task: Task, config: ConfigDict, mesh: Mesh, train_steps: int
       accumulation=settings.accumulation)
 
 
-def make_eval_step(task: Task, mesh: Mesh, preset: str) -> Callable:
-  """The jitted evaluation step: (state, batch) -> `Task.measure`, on every device."""
-  return sharding.with_mesh(
-      lambda state, batch: task.measure(state.params, state.frozen, batch), mesh, preset,
-      out_shardings=mesh_lib.replicated(mesh))
+def make_eval_step(task: Task, mesh: Mesh, preset: str, accumulation: int = 1) -> Callable:
+  """The jitted evaluation step: (state, batch) -> `Task.measure`, on every device.
+
+  With `accumulation` above 1, `measure` must return sums: they are added over
+  microbatches, so that a batch that trains also fits here.
+  """
+
+  def step(state: TrainState, batch):
+    measure = functools.partial(task.measure, state.params, state.frozen)
+    if accumulation == 1:
+      return measure(batch)
+    return _sum_over_microbatches(measure, batch, accumulation)
+
+  return sharding.with_mesh(step, mesh, preset, out_shardings=mesh_lib.replicated(mesh))

@@ -1,4 +1,4 @@
-"""Transformations of updates that optax lacks: LAMB, StableAdamW, Muon, rates by layer.
+"""LAMB, StableAdamW, Muon and rates by layer, for the stacked layers of the encoder.
 
 The layers of the encoder are stacked, [N, ...]. Each transformation treats every layer
 separately: it maps over N, or its factors lie along N.

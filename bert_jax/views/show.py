@@ -14,12 +14,6 @@ from bert_jax.views import words as words_lib
 
 def _attention(bert: Bert, texts: Sequence[str], output: str | None, layer: int | None,
                head: int | None):
-  require(texts and len(texts) <= 2,
-          '--view=attention needs --text once, or twice for a pair')
-  require(output and output.endswith(('.html', '.png')),
-          '--view=attention needs --output=FILE.html or FILE.png')
-  require(not output.endswith('.html') or (layer is None and head is None),
-          '--layer and --head have no effect here: the page shows all of them')
   attention = attention_page.attention(bert, *texts)
   if output.endswith('.html'):
     attention_page.write_html(attention, output)
@@ -30,7 +24,6 @@ def _attention(bert: Bert, texts: Sequence[str], output: str | None, layer: int 
 
 
 def _contexts(bert: Bert, texts: Sequence[str], words: Sequence[str]):
-  require(len(words) == 1, '--view=contexts needs one --words=WORD and --text twice')
   for layer, cosine in enumerate(words_lib.similarities(bert, texts, words[0])):
     name = f'layer {layer}' if layer else 'embeddings'
     print(f'{name:<12} {cosine:6.3f}  {"#" * round(40 * max(cosine, 0))}')
@@ -38,9 +31,6 @@ def _contexts(bert: Bert, texts: Sequence[str], words: Sequence[str]):
 
 def _table(bert: Bert, words: Sequence[str], output: str | None, analogy: bool):
   table = words_lib.TokenTable(bert)
-  require(not analogy or len(words) == 3,
-          '--view=analogy needs --words=A,B,C: what is to C as B is to A?')
-  require(bool(words), '--view=neighbours needs --words=WORD[,WORD ...]')
   if analogy:
     results = [(f'{words[1]} - {words[0]} + {words[2]}', table.analogy(*words))]
   else:
@@ -64,6 +54,28 @@ VIEWS = {'attention': (_attention, ('text', 'output', 'layer', 'head')),
          'analogy': (functools.partial(_table, analogy=True), ('words', 'output'))}
 
 
+def _check(view: str, texts: Sequence[str], words: Sequence[str], output: str | None,
+           layer: int | None, head: int | None):
+  """Raises UserError for an argument that a view needs, or cannot use."""
+  if view == 'attention':
+    require(texts and len(texts) <= 2,
+            '--view=attention needs --text once, or twice for a pair')
+    require(output and output.endswith(('.html', '.png')),
+            '--view=attention needs --output=FILE.html or FILE.png')
+    require(not output.endswith('.html') or (layer is None and head is None),
+            '--layer and --head have no effect here: the page shows all of them')
+  elif view == 'contexts':
+    require(len(words) == 1, '--view=contexts needs one --words=WORD and --text twice')
+    require(len(texts) == 2, f'--view=contexts compares a word in two texts, not in '
+                             f'{len(texts)}: give --text twice')
+  else:
+    require(view != 'analogy' or len(words) == 3,
+            '--view=analogy needs --words=A,B,C: what is to C as B is to A?')
+    require(bool(words), '--view=neighbours needs --words=WORD[,WORD ...]')
+    require(not output or output.endswith('.png'),
+            f'--output={output}: the map is a picture: give FILE.png')
+
+
 def show(model: str | None, view: str | None, texts: Sequence[str], words: Sequence[str],
          output: str | None, layer: int | None = None, head: int | None = None):
   """Shows one view of a model.
@@ -79,12 +91,11 @@ def show(model: str | None, view: str | None, texts: Sequence[str], words: Seque
     require(value in (None, '', [], ()) or name in names,
             f'--{name} has no effect here: --view={view} does not use it')
   require(bool(model), 'give --model=DIR')
-  require(view not in ('neighbours', 'analogy') or not output or output.endswith('.png'),
-          f'--output={output}: the map is a picture: give FILE.png')
+  _check(view, texts, words, output, layer, head)
   if output:
     storage.make_parent('--output', epath.Path(output))
   bert = load(model)
   try:
     function(bert, *(given[name] for name in names))
-  except OSError as e:
+  except PermissionError as e:
     raise UserError(f'--output={output} cannot be written: {e.strerror or e}') from e

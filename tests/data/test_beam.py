@@ -1,3 +1,5 @@
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -44,5 +46,9 @@ def test_the_direct_runner_makes_the_records_of_prepare(tmp_path):
   with pytest.raises((UserError, Failed),
                      match=r'failed, delete .*bad before you run it again: .*c1.txt'):
     beam.run(settings, str(tmp_path / 'bad'), ['--runner=DirectRunner'])
+  (tmp_path / 'one.txt').write_text('w1 w2.\n')
+  with pytest.raises((UserError, Failed), match='holds one document: at least two are needed'):
+    beam.run(dataclasses.replace(settings, source=str(tmp_path / 'one.txt')),
+             str(tmp_path / 'alone'), ['--runner=DirectRunner'])
   with pytest.raises(UserError, match='Beam needs --vocab'):
     beam.run(preparation.Settings(source), str(tmp_path / 'new'))

@@ -104,8 +104,12 @@ def test_mistakes_leave_nothing_behind(tmp_path, corpus_file):
   (tmp_path / 'bad.jsonl').write_text('{"text": "Fine."}\n{"text"')
   with pytest.raises(UserError, match='bad.jsonl, line 2: invalid JSON'):
     prepare(tmp_path / 'r', tmp_path / 'bad.jsonl')
-  with pytest.raises(UserError, match='leaves no room'):
-    prepare(tmp_path / 'r', corpus_file, vocab_size=3)
+  # Impossible vocabularies are refused before the text is read.
+  for options, message in (({'vocab_size': 3}, 'leaves no room'),
+                           ({'tokenizer': 'morphemes'}, "data.tokenizer='morphemes' is unknown"),
+                           ({'tokenizer': 'bpe', 'vocab_size': 100}, 'no room for the 256 bytes')):
+    with pytest.raises(UserError, match=message):
+      prepare(tmp_path / 'r', tmp_path / 'absent.txt', **options)
   (tmp_path / 'controls.txt').write_text('\x01\n\n\x02\n\n\x03\n')
   with pytest.raises(UserError, match='no text that the vocabulary can encode'):
     prepare(tmp_path / 'r', tmp_path / 'controls.txt', vocab_size=9)
@@ -207,6 +211,9 @@ def test_a_changed_vocabulary_is_refused(tmp_path, small_shards, monkeypatch):
   vocab.write_text('\n'.join(trained.tokenizer.vocab) + '\n')
   open_corpus(tmp_path / 'v', source, vocab=str(vocab))
   prepare(tmp_path / 'r', source, vocab=str(vocab))
+  made = (tmp_path / 'r/manifest.json').read_bytes()
+  prepare(tmp_path / 'r', source, vocab=f'{tmp_path}/./vocab.txt')  # the same file
+  assert (tmp_path / 'r/manifest.json').read_bytes() == made
   with monkeypatch.context() as m, pytest.raises(KeyboardInterrupt):
     m.setattr(preparation._Preparation, '_finish', _interrupt)
     prepare(tmp_path / 'half', source, vocab=str(vocab))

@@ -284,7 +284,7 @@ def test_a_word_with_the_special_flag_is_read_in_a_corpus(tmp_path):
     ({'type': 'Unigram', 'vocab': [['[PAD]', 0.0]], 'unk_id': None}, 'no entry for unknown text'),
     ({'vocab': {x: i for i, x in enumerate(base.SPECIAL_TOKENS)} | {'a': 5, 'b': 5}},
      "two entries have the id of 'a'"),
-    ({'vocab': {'a': 10**7}}, 'among 1 entries')])
+    ({'vocab': {'a': 10**7}}, 'the ids of 1 entries')])
 def test_models_that_cannot_be_used(tmp_path, change, message):
   model = change if 'unk_id' in change else wordpiece()['model'] | change
   published_files.write(tmp_path, {'tokenizer.json': wordpiece() | {
@@ -345,7 +345,7 @@ def test_the_last_of_two_equal_entries_wins(tmp_path, capsys):
   vocab = [*base.SPECIAL_TOKENS, 'dog', 'cat', 'dog', 'eel']
   t = _load(tmp_path, lambda folder: published_files.write(folder, {'vocab.txt': vocab}))
   assert t.encode_batch(['cat dog eel']) == [[6, 7, 8]] and t.vocab_size == 9
-  assert "vocab.txt: 1 entries occur twice, such as 'dog'" in capsys.readouterr().err
+  assert "vocab.txt: 1 lines repeat an entry, such as 'dog'" in capsys.readouterr().err
 
 
 def test_a_misnamed_model_is_read_after_a_rename(tmp_path):

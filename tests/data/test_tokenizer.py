@@ -178,7 +178,7 @@ def test_bad_byte_level_bpe(tmp_path):
   for model, message in (({'type': 'BPE', 'vocab': {'a': 0}, 'merges': []}, 'has no <pad> or'),
                          ({'type': 'BPE', 'vocab': [1]}, 'is not a tokenizer: invalid type'),
                          ({'type': 'BPE', 'vocab': {'a': 0, 'b': 10**7}, 'merges': []},
-                          "the id of 'b' is 10000000, among 2 entries")):
+                          "the id of 'b' is 10000000: the ids of 2 entries")):
     (tmp_path / 'tokenizer.json').write_text(json.dumps({'version': '1.0', 'model': model}))
     with pytest.raises(UserError, match=message):
       tokenizer_reader.load(tmp_path)

@@ -109,6 +109,17 @@ def test_scores_equal_sentence_transformers(prompted, folder):
 
 
 @needs_mteb
+def test_each_model_has_its_own_scores(tmp_path):
+  """mteb keeps scores by name and revision: another checkpoint of a run has another one."""
+  from bert_jax.mteb import Encoder
+  folders = [made_tasks.model(tmp_path / f'{i}/model', initializer_range=0.1 * i) for i in (1, 2)]
+  metas = [Encoder(folder).mteb_model_meta for folder in folders]
+  assert metas[0].name == metas[1].name and metas[0].revision != metas[1].revision
+  assert Encoder(folders[0]).mteb_model_meta.revision == metas[0].revision
+  assert Encoder(folders[0], 'mine').mteb_model_meta.revision == 'mine'
+
+
+@needs_mteb
 def test_prompts_follow_mteb_and_then_the_model(folder):
   from mteb.types import PromptType
 

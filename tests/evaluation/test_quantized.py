@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 from etils import epath
+import numpy as np
 import onnx
 import pytest
 
@@ -12,7 +13,7 @@ from bert_jax.errors import UserError
 from bert_jax.evaluation import quantized, task_scores
 from bert_jax.evaluation.quantized import Texts
 from bert_jax.inference import bert as bert_lib
-from bert_jax.interop import load
+from bert_jax.interop import conversion, load
 from bert_jax.interop.onnx_export import folder
 from tests import made_tasks
 from tests.interop import test_onnx
@@ -51,9 +52,46 @@ def test_the_cosine_of_outputs(kind, tmp_path, capsys):
   mean, least = map(float, re.search(r'cosine +1, ([\d.]+) \(least (-?[\d.]+)\)',
                                      capsys.readouterr().out).groups())
   assert 0.8 < mean < 1 and least <= mean
-  with pytest.raises(UserError, match='of the cosine, more than --most_lost=0: .* was not kept'):
+  with pytest.raises(UserError, match='of the cosine, more than --most_lost=0: nothing is kept'):
     quantized.quantize(model, Texts(model, 'model'), out, most_lost=0)
   assert not (out / folder.QUANTIZED).exists() and (out / folder.FILE).exists()
+
+
+def test_single_numbers_are_compared_together(tmp_path, capsys, monkeypatch):
+  """The cosine of two numbers alone is 1, whatever int8 makes of them."""
+  model = folder.exported(test_onnx.make('bert', 'embedder'))
+  out = written(model, tmp_path / 'out')
+  results = iter([(np.array([[1.0], [2.0]]), 0.1), (np.array([[1.0], [4.0]]), 0.1)])
+  monkeypatch.setattr(quantized, '_run', lambda *_: next(results))
+  quantized.quantize(model, Texts(model, 'model'), out, most_lost=1.0)
+  expected = (1 * 1 + 2 * 4) / (1 + 4) ** 0.5 / (1 + 16) ** 0.5
+  assert f'cosine          1, {expected:.6f} ' in capsys.readouterr().out
+
+
+def test_models_and_files_without_comparable_texts_are_refused(tmp_path):
+  choices = folder.exported(test_onnx.make('bert', 'multiple_choice'))
+  with pytest.raises(UserError, match='is not for multiple choice'):
+    Texts(choices, 'model')
+  (tmp_path / 'empty.jsonl').write_text('\n')
+  with pytest.raises(UserError, match='empty.jsonl holds no example'):
+    Texts(folder.exported(test_onnx.make('bert', 'embedder')), 'model',
+          str(tmp_path / 'empty.jsonl'))
+
+
+def test_an_int8_file_that_loses_too_much_replaces_nothing(tmp_path):
+  source, out = made_tasks.model(tmp_path / 'model'), tmp_path / 'out'
+  conversion.convert(source, str(out), 'onnx')
+  before = (out / folder.FILE).read_bytes()
+
+  def refuse(directory):
+    assert directory != out and (directory / folder.FILE).exists()
+    raise UserError('int8 loses too much')
+
+  for target, overwrite in ((out, True), (tmp_path / 'new', False)):
+    with pytest.raises(UserError, match='int8 loses too much'):
+      conversion.convert(source, str(target), 'onnx', overwrite=overwrite, finish=refuse)
+  assert (out / folder.FILE).read_bytes() == before
+  assert sorted(path.name for path in tmp_path.iterdir()) == ['model', 'out']
 
 
 def test_a_mistake_in_the_examples_ends_the_command_before_it_writes(tmp_path):

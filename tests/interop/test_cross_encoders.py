@@ -10,6 +10,7 @@ import torch
 
 import bert_jax
 from bert_jax.errors import UserError
+from bert_jax.inference import predictions
 from bert_jax.interop import conversion
 from bert_jax.interop import load as load_lib
 from bert_jax.runtime import console
@@ -152,6 +153,18 @@ def test_code_in_a_folder_does_not_run_and_the_default_is_used(tmp_path, classif
   console.note.cache_clear()
   np.testing.assert_allclose(ours(folder), theirs(folder), atol=2e-5)
   assert 'the activation_fn os.abort is not a function of torch' in capsys.readouterr().err
+
+
+def test_an_unknown_function_of_torch_is_refused_before_the_first_line(tmp_path, classifier):
+  folder = saved(classifier, tmp_path / 'a')
+  path = pathlib.Path(folder, 'config_sentence_transformers.json')
+  path.write_text(json.dumps(json.loads(path.read_text()) | {
+      'activation_fn': 'torch.nn.modules.activation.Hardshrink'}))
+  lines = tmp_path / 'in.jsonl'
+  lines.write_text('{"query": "w1", "documents": ["w2"]}\n')
+  with pytest.raises(UserError, match='Hardshrink of this model is unknown: expected one of'):
+    predictions.run('reranking', folder, str(lines), str(tmp_path / 'out.jsonl'))
+  assert not (tmp_path / 'out.jsonl').exists()
 
 
 def test_a_cross_encoder_without_a_classifier_is_refused(tmp_path, classifier):

@@ -51,7 +51,7 @@ def test_a_reranker_of_lists_refuses_column_fields(tmp_path, train, held_out, te
     if has_effect:
       config_lib.check_effects(c, [name], job(groups[0], groups[1:]))
     else:
-      with pytest.raises(UserError, match=f'^--config.{name} has no effect here: each line has'):
+      with pytest.raises(UserError, match=f'^--config.{name} has no effect here: every line has'):
         config_lib.check_effects(c, [name], job(groups[0], groups[1:]))
   config_lib.check_effects(c, ['data.text_column'], job(groups[0], groups[1:]))
 

@@ -145,7 +145,7 @@ def test_label_columns_of_json_are_read_or_refused(tmp_path):
                                    '2010-02-02', float('nan'), True, None, [1]])
 def test_a_regression_refuses_values_that_are_not_numbers(tmp_path, value):
   (tmp_path / 'a.jsonl').write_text(json.dumps({'text': 'x', 'label': value}))
-  with pytest.raises(UserError, match="line 1: .*(not a number|no column 'label' in this line)"):
+  with pytest.raises(UserError, match="line 1: .*(not a (finite )?number|no column 'label' in this line)"):
     train(tmp_path / 'a.jsonl', problem='regression')
 
 
@@ -263,7 +263,7 @@ def test_doubtful_labels_are_noted(tmp_path):
     (-1, 'binary', "line 2: 'label' is -1: a grade is 0"),
     (-1, 'graded', "line 2: 'label' is -1: a grade is 0"),
     (0.4, 'binary', 'line 1: a grade lies between 0 and 1, and data.loss=binary'),
-    (float('nan'), 'listwise', "line 2: 'label' is nan, not a number"),
+    (float('nan'), 'listwise', "line 2: 'label' is nan, not a finite number"),
     ('None', 'graded', "line 2: 'label' is 'None', not a number"),
     (0.4, 'graded', ''), (0.4, 'listwise', ''), (False, 'binary', '')])
 def test_grades(tmp_path, grade, loss, message):

@@ -8,6 +8,7 @@ import pytest
 from bert_jax import config as config_lib
 from bert_jax.errors import UserError
 from bert_jax.labelled import choices, conll, glue, squad, table, texts
+from bert_jax.tasks import metrics
 from bert_jax.tasks.question_answering import QuestionFiles
 from bert_jax.tasks.sequence_classification import SequenceFiles
 
@@ -271,6 +272,25 @@ def test_tagged_files_that_cannot_be_used(tmp_path, name, content, fields, messa
 ])
 def test_entities(tags, expected):
   assert [tuple(e) for e in conll.entities(tags.split())] == expected
+
+
+def test_a_null_may_lie_inside_an_object():
+  row = table.Row('a, line 1', {'meta': {'label': None, 'id': 3}, 'text': None})
+  assert row.or_null('meta.label') is None and row.or_null('text') is None
+  assert row.or_null('meta.id') == 3
+  for column in ('meta.other', 'meta.id.x', 'label'):
+    with pytest.raises(UserError, match='a, line 1: no column'):
+      row.or_null(column)
+
+
+def test_bare_letters_beside_plain_tags_are_labels():
+  """Italian part-of-speech tags: S is a noun, E a preposition. Alone, S is a scheme."""
+  tags = ['S', 'E', 'RD', 'S', 'O', 'B']
+  assert conll.letters_are_plain(tags) and not conll.letters_are_plain(['B', 'M', 'E', 'S', 'O'])
+  assert [tuple(e) for e in conll.entities(tags, plain_letters=True)] == [
+      ('S', 0, 0), ('E', 1, 1), ('RD', 2, 2), ('S', 3, 3), ('B', 5, 5)]
+  scores = metrics.entities([['S', 'E', 'RD', 'S']], [['E', 'E', 'RD', 'S']])
+  assert (scores['precision'], scores['accuracy']) == (0.75, 0.75)
 
 
 # ---- questions and choices ----------------------------------------------------------------------

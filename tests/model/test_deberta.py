@@ -172,7 +172,8 @@ def test_the_parameter_count_equals_transformers(fields):
     ({'norm_rel_ebd': 'rms'}, "norm_rel_ebd='rms' is unknown"),
     ({'position_buckets': 2}, 'position_buckets=2: give at least 4'),
     ({'max_relative_positions': 5}, 'position_buckets=8: give at least 4, and less than'),
-    ({'conv_kernel_size': 2}, 'conv_kernel_size=2 must be odd, or 0'),
+    ({'conv_kernel_size': 2}, 'conv_kernel_size=2 must be 0, or odd and positive'),
+    ({'conv_kernel_size': -1}, 'conv_kernel_size=-1 must be 0, or odd and positive'),
     ({'num_layers': 1}, 'in a model of at least 2 layers'),
     ({'conv_act': 'swish'}, "conv_act='swish' is unknown")])
 def test_wrong_choices_are_refused(wrong, message):

@@ -225,9 +225,9 @@ def test_a_model_that_cannot_use_the_kernels_gets_the_reason(monkeypatch):
   config = test_kernels.CONFIG
   assert gpu_attention.obstacle(config, 128, 4) == 'heads are 8 wide, not 32 or 64 or 128'
   wide = dataclasses.replace(config, hidden_size=128)
-  assert gpu_attention.obstacle(wide, 8, 4) == '8 is not within [16, 8192]'
+  assert gpu_attention.obstacle(wide, 8, 4) == (
+      'rows of 8 tokens are not within [16, 8192]')
   assert gpu_attention.obstacle(wide, 16, 4) == ''
-  assert 'model axis' in gpu_attention.obstacle(wide, 16, 0)
   monkeypatch.setattr(platforms, 'compute_capability', lambda: 7.5)
   assert attention_kernels.choose_path(wide, 128, 'gpu') == (
       'xla', 'compute capability 7.5 is below 8.0')

@@ -93,7 +93,8 @@ def test_local_layers_prefer_a_kernel_that_computes_them(head_size, path):
      ('triton', SAVES)),
     ('auto', 512, 'cuda', {'hidden_size': 128, 'dtype': 'bfloat16'},
      ('cudnn', SAVES)),
-    ('auto', 8, 'gpu', {'hidden_size': 128}, ('xla', '8 is not within [16, 8192]')),
+    ('auto', 8, 'gpu', {'hidden_size': 128},
+     ('xla', 'rows of 8 tokens are not within [16, 8192]')),
     ('xla', 1024, 'tpu', {}, ('xla', 'asked for')),
     ('splash', 128, 'tpu', {}, ('splash', 'asked for')),
 ])
@@ -123,6 +124,16 @@ def test_unavailable_and_unknown_kernels_are_refused():
     architectures.make_config({'attention': 'flash'})
   with pytest.raises(UserError, match="model.attention='flash' is unknown"):
     attention_kernels.choose_path(dataclasses.replace(CONFIG, attention='flash'), 512)
+
+
+def test_heads_that_the_model_axis_does_not_divide_take_xla():
+  """The generator of ELECTRA has fewer heads than the model that the mesh is checked for."""
+  mesh = jax.make_mesh((1, 1, 4), ('replica', 'data', 'model'))
+  config = dataclasses.replace(CONFIG, hidden_size=192, num_heads=6, dtype='bfloat16')
+  with sharding.in_context(mesh, 'tp'):
+    for platform in ('gpu', 'tpu'):
+      assert attention_kernels.choose_path(config, 512, platform) == (
+          'xla', '6 heads do not divide among 4 devices (mesh.model)')
 
 
 @pytest.mark.parametrize('name', ['fused', 'splash', 'cudnn', 'triton'])

@@ -127,7 +127,7 @@ def test_parameters_and_flops_of_modernbert_base():
     ({'conv_reach': 17}, 'conv_reach=17 must lie in'),
     ({'conv_reach': -1}, 'conv_reach=-1 must lie in'),
     ({'num_layers': 5}, 'num_layers=5 must be 1 more than a multiple'),
-    ({'global_every': 1}, 'at least 2'),
+    ({'global_every': 1}, 'at least 2'), ({'global_every': 0}, 'at least 2'),
     ({'num_heads': 16}, 'a head of 1 cannot be rotated'),
     ({'local_theta': 0.0}, 'must be positive')])
 def test_wrong_choices_are_refused(wrong, message):

@@ -56,6 +56,7 @@ def test_only_the_first_part_of_the_steps_has_causal_rows():
   assert shares == [0.5] * 3 + [0.0] * 7
   assert causal_rows.share_at(0.25, 1.0, 9, 10) == 0.25
   assert causal_rows.share_at(0.25, 0.01, 0, 10) == 0.25  # at least one step
+  assert causal_rows.share_at(0.25, 0.07, 7, 100) == 0.0  # 0.07 * 100 is above 7 in floats
 
 
 def test_a_causal_row_predicts_each_target_from_the_token_before():

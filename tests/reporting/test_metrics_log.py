@@ -121,6 +121,19 @@ def test_the_last_evaluation_draws_the_curves_at_once(tmp_path):
   assert (tmp_path / 'curves.png').exists()
 
 
+def test_trackers_get_evaluations_without_a_loss(tmp_path):
+  """An embedder is judged by its correlations alone."""
+  lines = []
+  tracker = types.SimpleNamespace(log=lambda row: None,
+                                  finish=lambda workdir, evaluations: lines.extend(evaluations))
+  log = metrics_log.MetricsLog(epath.Path(tmp_path), first_step=0, last_step=10,
+                               start_trackers=lambda *_: [tracker])
+  log.train(5, {'loss': 1.0, 'tokens_per_second': 1.0})
+  log.evaluation(5, {'spearman': 0.5})
+  log.close()
+  assert lines == [{'step': 5, 'eval_spearman': 0.5}]
+
+
 def test_an_evaluation_is_complete_only_after_every_tracker_has_it(tmp_path):
   """A resumed run repeats an evaluation that metrics.jsonl lacks."""
   seen = []

@@ -170,9 +170,10 @@ def test_a_vocabulary_larger_than_the_corpus_prints_a_note(tmp_path, corpus_file
 @pytest.mark.slow
 def test_word_vectors_initialize_the_known_words(tmp_path, corpus_file, capsys):
   rng = np.random.default_rng(0)
-  vectors = {'king': rng.normal(size=32), 'river': rng.normal(size=32),
-             'zebra': rng.normal(size=32)}
-  lines = ['3 32', *(' '.join([word, *map(str, x)]) for word, x in vectors.items())]
+  # GloVe has words with spaces.
+  vectors = {'king': rng.normal(size=32), '. . .': rng.normal(size=32),
+             'river': rng.normal(size=32), 'zebra': rng.normal(size=32)}
+  lines = ['4 32', *(' '.join([word, *map(str, x)]) for word, x in vectors.items())]
   (tmp_path / 'vectors.txt').write_text('\n'.join(lines) + '\n')
   overrides = {'optimizer.learning_rate': 1e-30, 'optimizer.warmup_steps': 0}
   plain = conftest.tiny_config(corpus_file, train_steps=1, **overrides)

@@ -103,6 +103,20 @@ def test_a_finished_run_replaces_a_damaged_checkpoint(finished, corpus_file, tmp
   assert 'holds the whole run of 12 steps' in capsys.readouterr().out
 
 
+def test_a_run_without_a_sound_checkpoint_stays_as_it_is(finished, corpus_file, tmp_path):
+  """The second attempt does not start over and cut the metrics either."""
+  workdir = tmp_path / 'run'
+  shutil.copytree(finished, workdir)
+  for checkpoint in (workdir / 'checkpoints').iterdir():
+    for path in (checkpoint / 'params/d').iterdir():
+      path.write_bytes(path.read_bytes()[:-1])
+  before = (workdir / 'metrics.jsonl').read_bytes()
+  for message in ('no checkpoint of .* is sound', 'all checkpoints of .* are damaged'):
+    with pytest.raises(UserError, match=f'{message}.*: start over with another --workdir'):
+      run.run(evaluated(corpus_file), str(workdir))
+    assert (workdir / 'metrics.jsonl').read_bytes() == before
+
+
 def test_a_longer_or_another_run_in_the_same_workdir_is_refused(finished, corpus_file):
   before = sorted((p, p.stat().st_mtime_ns) for p in finished.rglob('[!.]*') if p.is_file())
   for overrides, message in (

@@ -189,6 +189,24 @@ def test_token_records_are_copied_once(bucket):
   assert (again.local / 'corpus/a.bin').read_text() == 'not read again'
 
 
+def test_a_changed_corpus_of_a_mixture_is_copied_again(bucket):
+  folder = storage.Folder(bucket)
+  folder.fetch()
+  for number in '01':
+    (folder.local / 'corpora' / number).mkdir(parents=True)
+    for name in ('manifest.json', 'a.bin'):
+      (folder.local / 'corpora' / number / name).write_text(f'{number} before')
+  folder.push()
+  for name in ('manifest.json', 'a.bin'):
+    (bucket / 'corpora/1' / name).write_text('1 after')
+  (bucket / 'corpora/0/a.bin').write_text('not read again')
+  folder.fetch()
+  assert {path.relative_to(folder.local).as_posix(): path.read_text()
+          for path in (folder.local / 'corpora').glob('*/*')} == {
+      'corpora/0/a.bin': '0 before', 'corpora/0/manifest.json': '0 before',
+      'corpora/1/a.bin': '1 after', 'corpora/1/manifest.json': '1 after'}
+
+
 def test_only_changed_files_are_uploaded_and_stale_files_are_deleted(bucket, tmp_path):
   folder = storage.Folder(bucket, ('checkpoints',))
   folder.fetch()

@@ -244,11 +244,11 @@ def test_a_load_uses_an_older_checkpoint_only_with_allow_older(workdir, capsys):
   assert 'best/4 is damaged: ' in (err := capsys.readouterr().err)
   assert err.endswith(f'; {workdir}/checkpoints/6 is used\n')
   flip(data_file(workdir / 'checkpoints/2'))
-  with pytest.raises(UserError, match='no sound checkpoint of step 2: all 1 are damaged'):
+  with pytest.raises(UserError, match='no sound checkpoint of step 2: .*/2 is damaged: '):
     checkpoint.restore_params(folder, abstract, 2, allow_older=True)
   for step in (4, 6):
     flip(data_file(workdir / f'checkpoints/{step}'))
-  with pytest.raises(UserError, match='no sound checkpoint: all 4 are damaged'):
+  with pytest.raises(UserError, match='no sound checkpoint: .*/4 is damaged: .*; .*/2 is damaged'):
     checkpoint.restore_params(folder, abstract, allow_older=True)
   assert not (workdir / 'damaged').exists()  # reading moves nothing
 

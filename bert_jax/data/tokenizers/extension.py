@@ -83,7 +83,9 @@ def read_word_vectors(path: str,
   """
   vectors, width = {}, None
   for number, line in enumerate(_read_lines(path, 'embedding_init'), 1):
-    word, *values = line.rstrip(' ').split(' ')
+    # GloVe has words with spaces, such as ". . .".
+    word, *values = (line.rstrip(' ').rsplit(' ', width) if width else
+                     line.rstrip(' ').split(' '))
     # fastText and word2vec write "count D" first, GloVe does not.
     if number == 1 and len(values) == 1 and word.isdigit():
       continue

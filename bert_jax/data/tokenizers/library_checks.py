@@ -31,7 +31,8 @@ def check_ids(vocab: Mapping[str, Any], where: Any):
   wrong = [f'{entry[:50]!r} is {str(i)[:50]}' for entry, i in vocab.items()
            if not isinstance(i, int) or not 0 <= i < most]
   require(not wrong,
-          f'{where}: the id of {", ".join(wrong[:1])}, among {len(vocab)} entries')
+          f'{where}: the id of {", ".join(wrong[:1])}: the ids of {len(vocab)} entries must '
+          f'be whole numbers from 0 to {most - 1}')
   entry_of = {i: entry for entry, i in vocab.items()}
   double = next((entry for entry, i in vocab.items() if entry_of[i] != entry), None)
   require(double is None, f'{where}: two entries have the id of {double!r}')

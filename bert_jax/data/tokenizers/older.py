@@ -235,7 +235,7 @@ def read_wordpiece(path: epath.Path, folder: Folder,
   vocab = [line.removesuffix('\r') for line in lines]
   if double := len(vocab) - len(set(vocab)):
     (entry, _), = collections.Counter(vocab).most_common(1)
-    console.note(f'{path}: {double} entries occur twice, such as {entry!r}: the last one '
+    console.note(f'{path}: {double} lines repeat an entry, such as {entry!r}: the last one '
                  'counts')
   stated, cased = folder.flag('do_lower_case', None), is_cased(vocab)
   require(not (lowercase and stated is None and cased),

@@ -95,6 +95,7 @@ def load(path: str | epath.Path, lowercase: bool | None = None) -> base.Tokenize
     UserError: the vocabulary is missing, bert_jax cannot run its tokenizer, or it is
       cased and `lowercase` is True.
   """
+  storage.check('data.vocab', str(path))
   path = epath.Path(path)
   directory = path if path.is_dir() else path.parent
   is_whole = path.is_dir() or path.name == _JSON

@@ -19,6 +19,7 @@ from bert_jax.errors import UserError, require, require_choice
 
 _Texts = Callable[[], Iterable[str]]
 _ROBERTAS = ('<s>', '<pad>', '</s>', '<unk>', '<mask>')
+_BYTES = 256  # entries of byte-level BPE before the first merge
 
 
 def _entries(texts: Iterable[str], lowercase: bool, size: int, first: Iterable[str] = (),
@@ -57,7 +58,8 @@ def _train_wordpiece(texts: _Texts, vocab_size: int, lowercase: bool) -> Library
   singles = _entries(counted(), lowercase, len(base.SPECIAL_TOKENS))
   alphabet = sorted({single.removeprefix('##') for single in singles},
                     key=lambda character: (-counts[character], character))
-  # Published vocabularies have about 1,000 single characters. Rarer ones become [UNK].
+  # At most an eighth of the entries are single characters, but at least 100 may be. Rarer
+  # characters become [UNK].
   alphabet = alphabet[:max(vocab_size // 8, 100)]
   inside = [x for x in singles if x.startswith('##') and x[2:] in alphabet]
   entries = _entries(texts(), lowercase, vocab_size, inside, alphabet)
@@ -67,9 +69,6 @@ def _train_wordpiece(texts: _Texts, vocab_size: int, lowercase: bool) -> Library
 def _train_bpe(texts: _Texts, vocab_size: int, lowercase: bool) -> LibraryTokenizer:
   """Trains byte-level BPE (Radford et al. 2019); a space is added before each text."""
   alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-  require(vocab_size >= len(alphabet) + len(_ROBERTAS),
-          f'model.vocab_size={vocab_size} leaves no room for the {len(alphabet)} bytes '
-          f'and {len(_ROBERTAS)} special tokens of data.tokenizer=bpe')
   library = older.byte_level(tokenizers.models.BPE(), lowercase=lowercase,
                              prefix_space=True)
   library.train_from_iterator(texts(), trainers.BpeTrainer(
@@ -117,6 +116,20 @@ _TRAINERS = {'wordpiece': _train_wordpiece, 'sentencepiece': _train_sentencepiec
              'bpe': _train_bpe}
 
 
+def check(kind: str, vocab_size: int):
+  """Raises UserError for an unknown kind, or a size that it cannot have."""
+  require_choice('data.tokenizer', kind, _TRAINERS)
+  require(vocab_size > len(base.ROLES),
+          f'model.vocab_size={vocab_size} leaves no room for entries besides the special '
+          'tokens')
+  # The trainers crash at sizes beyond 32 bits.
+  require(vocab_size <= base.MOST_ROWS,
+          f'model.vocab_size={vocab_size} must be at most {base.MOST_ROWS}')
+  require(kind != 'bpe' or vocab_size >= _BYTES + len(_ROBERTAS),
+          f'model.vocab_size={vocab_size} leaves no room for the {_BYTES} bytes and '
+          f'{len(_ROBERTAS)} special tokens of data.tokenizer=bpe')
+
+
 def train(kind: str, texts: _Texts, vocab_size: int, lowercase: bool) -> base.Tokenizer:
   """Trains a vocabulary of at most `vocab_size` entries, special tokens included.
 
@@ -127,13 +140,7 @@ def train(kind: str, texts: _Texts, vocab_size: int, lowercase: bool) -> base.To
     lowercase: lower-case the text (and strip its accents, for WordPiece).
 
   Raises:
-    UserError: the kind is unknown, the size is impossible, or the text is too short.
+    UserError: see `check`; or the text is too short.
   """
-  require_choice('data.tokenizer', kind, _TRAINERS)
-  require(vocab_size > len(base.ROLES),
-          f'model.vocab_size={vocab_size} leaves no room for entries besides the special '
-          'tokens')
-  # The trainers crash at sizes beyond 32 bits.
-  require(vocab_size <= base.MOST_ROWS,
-          f'model.vocab_size={vocab_size} must be at most {base.MOST_ROWS}')
+  check(kind, vocab_size)
   return _TRAINERS[kind](texts, vocab_size, lowercase)

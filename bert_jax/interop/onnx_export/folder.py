@@ -44,7 +44,7 @@ encoding = tokenizer.encode('A text.')
 arrays = {{'input_ids': encoding.ids, 'token_type_ids': encoding.type_ids,
           'attention_mask': encoding.attention_mask}}
 outputs = session.run(None, {{
-    x.name: np.array([arrays[x.name]]) for x in session.get_inputs()}})
+    x.name: np.array({array}) for x in session.get_inputs()}})
 ```
 
 Inputs: {inputs}, int64. Outputs: {outputs}, float32. Batch and length are dynamic, up to
@@ -85,7 +85,7 @@ def save(model: Pretrained, directory: epath.Path, opset: int | None = None):
 
   from bert_jax.interop.onnx_export import trace
 
-  opset, newest = opset or OPSET, onnx.defs.onnx_opset_version()
+  opset, newest = OPSET if opset is None else opset, onnx.defs.onnx_opset_version()
   require(OPSET <= opset <= newest,
           f'--opset={opset} must lie in [{OPSET}, {newest}]: older operators lack what '
           'the graph needs')
@@ -101,6 +101,8 @@ def save(model: Pretrained, directory: epath.Path, opset: int | None = None):
     model.sentence.write(directory, model.config.hidden_size)
   (directory / 'README.md').write_text(_README.format(
       title=f'BERT, {model.config.num_layers} layers of {model.config.hidden_size},',
+      # A batch of one text; for multiple choice, of one list of one text.
+      array='[[arrays[x.name]]]' if model.task == 'multiple_choice' else '[arrays[x.name]]',
       inputs=', '.join(function.inputs), outputs=', '.join(function.outputs),
       longest=model.config.max_positions))
   path = directory / FILE

@@ -115,10 +115,10 @@ def _outputs(model: Pretrained) -> tuple[str, ...]:
   """The names of the outputs, as in optimum's exports."""
   if model.task:
     return task_list.WITH_HEAD[model.task].outputs
-  if 'rtd' in model.groups:
-    return ('logits',)
   if isinstance(model.sentence, SentenceLayout):
     return 'last_hidden_state', 'sentence_embedding'
+  if 'rtd' in model.groups:
+    return ('logits',)
   if isinstance(model.sentence, SparseLayout):
     return 'logits', 'sentence_embedding'
   if {'mlm', 'nsp'} <= set(model.groups):
