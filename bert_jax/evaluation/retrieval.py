@@ -174,7 +174,8 @@ def evaluate(bert: Bert, source: str, path: epath.Path, *, split: str = 'test',
     run = _search_late(bert, corpus, queries)
   else:
     short_vectors.check(precision, stored_vectors.width_of(bert, pooling, max_len))
-    _embed(bert, corpus, queries, path, pooling=pooling, max_len=max_len)
+    _embed(bert, corpus, queries, path, pooling=pooling, max_len=max_len,
+           normalize=bert.dense.search_normalizes)
     run = _search(corpus, queries, path)
   rows = [['search', *scores(run, qrels).values()]]
   if precision != 'float32':

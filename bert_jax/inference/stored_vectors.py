@@ -25,7 +25,8 @@ def width_of(bert: Bert, pooling: str | None, max_len: int | None) -> int:
 
 
 def write(bert: Bert, texts: Iterable[str], count: int, digest: str, path: epath.Path,
-          prompts: Sequence[str], pooling: str | None = None, max_len: int | None = None):
+          prompts: Sequence[str], pooling: str | None = None, max_len: int | None = None,
+          normalize: bool | None = True):
   """Writes a .npy file [count, D] float32 of vectors for a search; resumes after a kill.
 
   PATH.json identifies the job: a second run of a finished job computes nothing.
@@ -39,6 +40,7 @@ def write(bert: Bert, texts: Iterable[str], count: int, digest: str, path: epath
       prompts that the model has, else the default prompt of the model.
     pooling: cls, mean or max; None = the pooling of the model, or mean.
     max_len: see `Bert.embed`.
+    normalize: True = vectors of length 1; None = as the model says.
 
   Raises:
     UserError: a remote path, a file of another origin at `path`, or an argument that
@@ -48,13 +50,12 @@ def write(bert: Bert, texts: Iterable[str], count: int, digest: str, path: epath
           f'{path}: vectors are written to a local folder only')
   width = width_of(bert, pooling, max_len)  # checks the arguments before the file exists
   own = bert.dense
-  normalize = own.search_normalizes
   prompt = own.first_prompt(prompts)
   job_file = path.parent / f'{path.name}.json'
   job = {'model': json_lines.identity(bert.model), 'texts': digest, 'count': count,
          'pooling': pooling, 'max_len': max_len, 'prompt': own.prompt(prompt)}
   if not normalize:
-    job['similarity'] = own.similarity
+    job['normalize'] = normalize
   require(not path.exists() or job_file.exists(),
           f'{path} already exists and was not written by this command: move it away, or give '
           'another --output')

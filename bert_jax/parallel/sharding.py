@@ -60,7 +60,7 @@ def check_divides(tree: Any, shardings: Any, preset: str):
   # JAX's own message has neither the name of the parameter nor the flag.
   leaves = zip(jax.tree_util.tree_leaves_with_path(tree), jax.tree.leaves(shardings))
   for (path, x), sharding in leaves:
-    name = jax.tree_util.keystr(path, simple=True, separator='/')
+    name = jax.tree_util.keystr(path, simple=True, separator='/').removeprefix('params/')
     for size, axes in zip(x.shape, sharding.spec):
       axes = (axes,) if isinstance(axes, str) else axes or ()
       parts_of = math.prod(sharding.mesh.shape[axis] for axis in axes)

@@ -101,7 +101,8 @@ def test_a_search_compares_as_the_model_says(minilm, tmp_path):
   for i, hits in enumerate(dot.search(texts, texts)):
     expected = sorted(vectors @ vectors[i], reverse=True)
     np.testing.assert_allclose([hit['score'] for hit in hits], expected, rtol=1e-5)
-  stored_vectors.write(dot, texts, 3, 'a digest', epath.Path(tmp_path / 'x.npy'), ('document',))
+  stored_vectors.write(dot, texts, 3, 'a digest', epath.Path(tmp_path / 'x.npy'), ('document',),
+                       normalize=layout.search_normalizes)
   np.testing.assert_allclose(np.load(tmp_path / 'x.npy'), vectors, rtol=1e-5)
   (tmp_path / 'mine.npy').write_bytes(b'mine')
   with pytest.raises(UserError, match='mine.npy already exists and was not written by this'):

@@ -145,7 +145,8 @@ def test_label_columns_of_json_are_read_or_refused(tmp_path):
                                    '2010-02-02', float('nan'), True, None, [1]])
 def test_a_regression_refuses_values_that_are_not_numbers(tmp_path, value):
   (tmp_path / 'a.jsonl').write_text(json.dumps({'text': 'x', 'label': value}))
-  with pytest.raises(UserError, match="line 1: .*(not a (finite )?number|no column 'label' in this line)"):
+  with pytest.raises(UserError, match='line 1: .*(not a (finite )?number|'
+                                      "no column 'label' in this line)"):
     train(tmp_path / 'a.jsonl', problem='regression')
 
 

@@ -61,7 +61,6 @@ CASES = [
     ('sequence_classification', {}, 'model.vocab_size', 'init_from determines'),
     ('sequence_classification', {}, 'eval_every', 'give data.eval'),
     ('sequence_classification', {}, 'keep_best', 'give data.eval'),
-    ('question_answering', {}, 'data.n_best', 'give data.eval'),
     ('sentence_embedding', {}, 'data.eval_columns', 'give data.eval'),
     ('sequence_classification', {}, 'data.eval_fields', 'give data.eval'),
     *(('sequence_classification', {'data.format': 'glue/sst2'}, name, 'data.format=glue/sst2 names')
