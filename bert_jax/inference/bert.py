@@ -161,7 +161,8 @@ class Bert(LoadedModel):
     """Returns how many tokens at the start of each row pooling skips: [rows] int32."""
     # A prompt outside the pooling also hides [CLS].
     is_hidden = prompt and not self.dense.include_prompt
-    hidden = 1 + len(self._ids(self.dense.prepared([('',)], prompt))[0][0]) if is_hidden else 0
+    ids, = self._ids(self.dense.prepared([('',)], prompt))[0]
+    hidden = 1 + len(ids) if is_hidden else 0
     # Only the first chunk of a long text begins with the prompt.
     return np.array([min(hidden, len(row.ids) - 1) * is_first
                      for row, is_first in zip(rows, np.diff(owners, prepend=-1))], np.int32)
@@ -213,7 +214,8 @@ class Bert(LoadedModel):
           for texts, names in ((queries, QUERY), (documents, DOCUMENT))))
     else:
       own = self.dense
-      a, b = (self.embed(texts, prompt=own.first_prompt(names), normalize=own.search_normalizes)
+      normalize = own.search_normalizes
+      a, b = (self.embed(texts, prompt=own.first_prompt(names), normalize=normalize)
               for texts, names in ((queries, QUERY), (documents, DOCUMENT)))
       scores = a @ b.T  # [queries, documents]
     best = np.argsort(-scores, axis=1, kind='stable')[:, :top_k]

@@ -165,9 +165,11 @@ def compare(a: Pretrained, b: Pretrained,
   # The facts of a run that its answers depend on, with the values of a model without them.
   facts = {'max_len': a.config.max_positions, 'long': 'head'}
   if a.task == 'question_answering':
-    facts |= {'doc_stride': 128, 'n_best': 20, 'max_answer_len': 30, 'null_threshold': None}
+    facts |= {'doc_stride': 128, 'n_best': 20, 'max_answer_len': 30,
+              'null_threshold': None}
   for name, default in facts.items():
-    ours, theirs = (default if m.facts.get(name) is None else m.facts[name] for m in (a, b))
+    ours, theirs = (default if m.facts.get(name) is None else m.facts[name]
+                    for m in (a, b))
     if a.task and ours != theirs:
       yield 'note', (f'{name} is {ours} in one model and {theirs} in the other: answers may '
                      'differ')

@@ -143,8 +143,7 @@ def eval_step(work: Work, config: ConfigDict, mesh: Mesh) -> Figures:
   # The program drops the moments: an evaluation does not read them.
   _, state = state_lib.make_init(work.task, optax.identity(), mesh, config.sharding)
   step = state_lib.make_eval_step(
-      work.task, mesh, config.sharding,
-      config.optimizer.accumulation if config.task == 'pretrain' else 1)
+      work.task, mesh, config.sharding, state_lib.eval_microbatches(config))
   return _compile(step.lower(state, _batch(work, mesh)), mesh.devices.flat[0])
 
 

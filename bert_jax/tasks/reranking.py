@@ -50,7 +50,8 @@ def _lists(row: table.Row) -> tuple[list[str], list[float]]:
   positives = row['positives'] if 'positives' in row.values else [row['positive']]
   negatives = row.values.get('negatives') or []
   require(_are_texts(positives) and _are_texts(negatives),
-          f"{row.where}: 'positives' and 'negatives' must be lists of texts, 'positive' a text")
+          f"{row.where}: 'positives' and 'negatives' must be lists of texts, 'positive' a "
+          'text')
   return positives + negatives, [1.0] * len(positives) + [0.0] * len(negatives)
 
 

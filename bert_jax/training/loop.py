@@ -69,8 +69,7 @@ def train(job: Job, config: FrozenConfigDict, mesh: Mesh, workdir: storage.Folde
     evaluate = functools.partial(
         _evaluate, data=data, mesh=mesh, keep_best=config.keep_best, notice=notice,
         eval_step=state_lib.make_eval_step(
-            task, mesh, config.sharding,
-            config.optimizer.accumulation if config.task == 'pretrain' else 1),
+            task, mesh, config.sharding, state_lib.eval_microbatches(config)),
         checkpoints=checkpoints, reporter=reporter)
     steps_ahead = 0 if jax.default_backend() == 'cpu' else _STEPS_AHEAD
     in_flight = collections.deque(maxlen=1 + steps_ahead)  # metrics of steps on the device

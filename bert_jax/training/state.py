@@ -150,6 +150,11 @@ def make_programs(task: Task, config: ConfigDict, mesh: Mesh, train_steps: int
       accumulation=settings.accumulation)
 
 
+def eval_microbatches(config: ConfigDict) -> int:
+  """The microbatches of an evaluation: only the `measure` of pretraining returns sums."""
+  return config.optimizer.accumulation if config.task == 'pretrain' else 1
+
+
 def make_eval_step(task: Task, mesh: Mesh, preset: str, accumulation: int = 1) -> Callable:
   """The jitted evaluation step: (state, batch) -> `Task.measure`, on every device.
 
