@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import json
 import shutil
 import statistics
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from etils import epath
 from flax import linen as nn
@@ -190,20 +190,21 @@ def _scores(task: str, model: str, files: Files, recipe: Recipe,
   return best, [dev for _, dev in results[best]]
 
 
-def evaluate(model: Pretrained, data: str, folder: epath.Path, recipe: Recipe,
-             twin: bool) -> Report:
+def evaluate(model: Pretrained, data: str, path: epath.Path, *, twin: bool = False,
+             **recipe_fields: Any) -> Report:
   """Fine-tunes a model on each task; returns the mean and deviation of its scores.
 
   Args:
     model: the model to fine-tune.
     data: a folder in GLUE's layout, or tfds:glue.
-    folder: the folder for the runs; finished runs are not repeated.
-    recipe: the recipe of fine-tuning.
+    path: the path of the report. PATH.runs has the runs; finished runs are not repeated.
     twin: also fine-tune a model of the same sizes with random parameters.
+    **recipe_fields: fields of `Recipe`.
 
   Raises:
     UserError: a mistake in the data, or a folder with the runs of another evaluation.
   """
+  recipe, folder = Recipe(**recipe_fields), path.with_suffix(FOLDER)
   require(bool(recipe.rates), '--rates is empty: give one learning rate at least')
   sources = find_tasks(data, recipe.most)
   names = ('model', 'twin') if twin else ('model',)

@@ -12,7 +12,7 @@ from bert_jax.inference.bert import Bert
 FOLDER = '.mteb'  # the suffix of mteb's own results, next to the report
 
 
-def evaluate(bert: Bert, path: epath.Path, tasks: Sequence[str]) -> Report:
+def evaluate(bert: Bert, _: str, path: epath.Path, *, tasks: Sequence[str] = ()) -> Report:
   """Returns the main score of each task, and their mean.
 
   Args:

@@ -47,7 +47,7 @@ class Texts:
         model of multiple choice.
     """
     # Its graph takes several texts for each input.
-    require(model.task != 'multiple_choice',
+    require(not (model.task and task_list.WITH_HEAD[model.task].scores_choices),
             '--quantize=int8 is not for multiple choice: leave it out')
     texts, self.classes = self._read(model, name, data, fields)
     longest = (model.sentence.max_len if model.sentence else

@@ -13,6 +13,7 @@ import tqdm
 from bert_jax.errors import require, require_choice
 from bert_jax.evaluation.report import Report
 from bert_jax.inference import beir, json_lines, search, short_vectors, stored_vectors
+from bert_jax.inference import bert as bert_lib
 from bert_jax.inference.bert import Bert
 from bert_jax.interop.late_layout import LateLayout
 from bert_jax.interop.sentence_layout import DOCUMENT, QUERY
@@ -137,7 +138,7 @@ def scores(run: Run, qrels: beir.Qrels) -> dict[str, float]:
 
 def evaluate(bert: Bert, source: str, path: epath.Path, *, split: str = 'test',
              pooling: str | None = None, max_len: int | None = None,
-             precision: str = 'float32', reranker: Bert | None = None) -> Report:
+             precision: str = 'float32', rerank: str = '') -> Report:
   """Computes NDCG@10, MRR@10, MAP@100 and recall@100 of the nearest documents.
 
   Args:
@@ -151,13 +152,15 @@ def evaluate(bert: Bert, source: str, path: epath.Path, *, split: str = 'test',
     max_len: see `Bert.embed`.
     precision: of the stored vectors of documents, one of `short_vectors.PRECISIONS`; the
       table has the scores of float32 too.
-    reranker: a cross-encoder that reorders the hits, for PATH.reranked.run.
+    rerank: a cross-encoder that reorders the hits, for PATH.reranked.run; '' = none. See
+      `bert.load`.
 
   Raises:
     UserError: a mistake in the folder or the arguments.
   """
   require_choice('--precision', precision, short_vectors.PRECISIONS)
   # Before the search, which takes long: raises UserError for another task's model.
+  reranker = bert_lib.load(rerank) if rerank else None
   if reranker:
     reranking.RerankingKind.head_of(reranker)
   if isinstance(bert.model.sentence, LateLayout):
@@ -189,6 +192,6 @@ def evaluate(bert: Bert, source: str, path: epath.Path, *, split: str = 'test',
   facts = {'split': split, 'documents': len(corpus.ids), 'queries': len(queries.ids),
            'absent_documents': len(absent), 'pooling': pooling, 'max_len': max_len,
            'precision': precision,
-           'reranker': reranker and reranker.model.facts.get('source')}
+           'reranker': rerank or None}
   columns = ('hits of', 'NDCG@10', 'MRR@10', f'MAP@{_DEPTH}', f'recall@{_DEPTH}')
   return Report(facts, columns, rows, 'NDCG@10', runs)

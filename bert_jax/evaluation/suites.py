@@ -1,6 +1,7 @@
 """The suites of `bert_jax.evaluate`, and one evaluation from its flags to its files."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from etils import epath
 
@@ -18,17 +19,41 @@ from bert_jax.inference import bert as bert_lib
 from bert_jax.interop import load as load_lib
 from bert_jax.runtime import storage
 
-# The options of each suite, in addition to the model and the data.
+
+class Suite(NamedTuple):
+  """A suite of `bert_jax.evaluate`.
+
+  Attributes:
+    evaluate: takes the model, --data, the path of the report, and the given options by
+      name; returns a `Report`.
+    options: the names of its options.
+    writes: suffixes of the files and folders that it writes beside the report.
+    brings_data: the suite has its own data and takes no --data.
+    load: loads the model; see `bert.load` for the arguments.
+  """
+
+  evaluate: Callable[..., report.Report]
+  options: tuple[str, ...] = ()
+  writes: tuple[str, ...] = ()
+  brings_data: bool = False
+  load: Callable[..., Any] = bert_lib.load
+
+
 SUITES = {
-    'minimal_pairs': (),
-    'masked_lm': ('rate', 'max_len', 'seed'),
-    'glue': ('seeds', 'rates', 'epochs', 'batch_size', 'max_len', 'most', 'twin'),
-    'retrieval': ('split', 'pooling', 'max_len', 'precision', 'rerank'),
-    'mteb': ('tasks',),
-    'task': ('task', 'fields', 'max_len', 'batch_size'),
+    'minimal_pairs': Suite(minimal_pairs.evaluate, writes=(minimal_pairs.SCORES,)),
+    'masked_lm': Suite(held_out_text.evaluate, ('rate', 'max_len', 'seed'),
+                       writes=(held_out_text.SUMS,)),
+    # Its runs load the model themselves: here it stays on the host.
+    'glue': Suite(
+        glue_suite.evaluate,
+        ('seeds', 'rates', 'epochs', 'batch_size', 'max_len', 'most', 'twin'),
+        writes=(glue_suite.FOLDER,), load=load_lib.load),
+    'retrieval': Suite(
+        retrieval.evaluate, ('split', 'pooling', 'max_len', 'precision', 'rerank'),
+        writes=(retrieval.RUN, retrieval.RERANKED)),
+    'mteb': Suite(mteb_suite.evaluate, ('tasks',), writes=(mteb_suite.FOLDER,), brings_data=True),
+    'task': Suite(task_scores.evaluate, ('task', 'fields', 'max_len', 'batch_size')),
 }
-# Suffixes of files beside the report that --data might name.
-_BESIDE = (minimal_pairs.SCORES, held_out_text.SUMS, glue_suite.FOLDER)
 
 
 def run(model: str, suite: str, data: str, output: str, options: dict[str, Any],
@@ -49,45 +74,25 @@ def run(model: str, suite: str, data: str, output: str, options: dict[str, Any],
     UserError: a mistake in the arguments or the data.
   """
   require_flag('suite', suite, SUITES)
-  require(suite != 'mteb' or not data,
-          '--data has no effect here: --suite=mteb has its own data, give --tasks')
-  needed = {'model': model, 'data': data or suite == 'mteb', 'output': output}
+  chosen = SUITES[suite]
+  require(not (chosen.brings_data and data),
+          f'--data has no effect here: --suite={suite} has its own data')
+  needed = {'model': model, 'data': data or chosen.brings_data, 'output': output}
   for name, value in needed.items():
     require(bool(value), f'give --{name}')
   require(output.endswith('.json'), f'--output={output} must end in .json')
   # An option without effect is a mistake: nothing that was given may be ignored.
   for name in options:
-    require(name in SUITES[suite],
+    require(name in chosen.options,
             f'--{name} has no effect here: --suite={suite} does not use it')
-  path, options = epath.Path(output), dict(options)
+  path = epath.Path(output)
   storage.make_parent('--output', path)
-  # Check before any work that no output file is the data.
-  beside = map(path.with_suffix, _BESIDE)
-  storage.spare('--output', output, [*beside, *report.files(path)], [data])
+  # Check before any work that no output file is the data, or exists.
+  files = report.files(path, *chosen.writes)
+  storage.spare('--output', output, files, [data])
   if not overwrite:
-    others = {'minimal_pairs': [minimal_pairs.SCORES], 'masked_lm': [held_out_text.SUMS],
-              'retrieval': [retrieval.RUN] + [retrieval.RERANKED] * ('rerank' in options)}
-    storage.keep('--output', output, *reversed(report.files(path, *others.get(suite, ()))))
-  if suite == 'glue':
-    twin = options.pop('twin', False)
-    # The runs load the model themselves: it stays on the host here.
-    result = glue_suite.evaluate(load_lib.load(model, step, allow_older), data,
-                                 path.with_suffix(glue_suite.FOLDER), glue_suite.Recipe(**options),
-                                 twin)
-  else:
-    bert = bert_lib.load(model, step, allow_older)
-    if suite == 'task':
-      result = task_scores.evaluate(model, bert, data, **options)
-    elif suite == 'mteb':
-      result = mteb_suite.evaluate(bert, path, options.get('tasks', ()))
-    elif suite == 'masked_lm':
-      result = held_out_text.evaluate(bert, data, path, **options)
-    elif suite == 'retrieval':
-      rerank = options.pop('rerank', '')
-      result = retrieval.evaluate(bert, data, path, **options,
-                                  reranker=bert_lib.load(rerank) if rerank else None)
-    else:
-      result = minimal_pairs.evaluate(bert, data, path)
+    storage.keep('--output', output, *reversed(files))
+  result = chosen.evaluate(chosen.load(model, step, allow_older), data, path, **options)
   print(report.text(result))
   facts = {'suite': suite, 'model': model, 'step': step, 'data': data, **result.facts}
   report.write(result._replace(facts=facts), path)

@@ -83,7 +83,7 @@ def read(name: str, model: Pretrained, kind: type[task_kind.TaskKind], data: str
       kind.files.read(data, config.data, 'validation', []), data)
 
 
-def evaluate(name: str, bert: Bert, data: str, *, task: str = '',
+def evaluate(bert: Bert, data: str, _: epath.Path, *, task: str = '',
              fields: Sequence[str] = (), max_len: int = 0,
              batch_size: int = 32) -> Report:
   """Computes the mean loss and the scores of a file of examples.
@@ -91,7 +91,6 @@ def evaluate(name: str, bert: Bert, data: str, *, task: str = '',
   If the model is a workdir, examples are read as its run read its training examples.
 
   Args:
-    name: the name of the model: see `bert.load`.
     bert: the model, with the head of its task.
     data: a file, or tfds:NAME[@SPLIT]: see `data.eval`.
     task: one of `task_list.ALL`; '' = the task of the model's run, or of its head.
@@ -102,7 +101,7 @@ def evaluate(name: str, bert: Bert, data: str, *, task: str = '',
   Raises:
     UserError: a model without a head, or for another task; a mistake in the file.
   """
-  model = bert.model
+  model, name = bert.model, bert.model.facts['source']
   task = task or model.facts.get('task') or model.task
   require(bool(task),
           f'--model={name} has no head of a task: fine-tune it first, or give '

@@ -33,7 +33,7 @@ def test_the_accuracy_of_a_classifier(tmp_path, capsys):
   quantized.quantize(model, Texts(model, source, data), out, most_lost=1.0)
   table = capsys.readouterr().out
   whole, short = map(float, re.search(r'accuracy +([\d.]+), ([\d.]+)', table).groups())
-  scores = task_scores.evaluate(source, bert_lib.load(source), data).facts
+  scores = task_scores.evaluate(bert_lib.load(source), data, None).facts
   assert whole == pytest.approx(scores['accuracy'], abs=1e-4) and abs(whole - short) < 0.1
   sizes = [(out / name).stat().length for name in (folder.FILE, folder.QUANTIZED)]
   assert sizes[1] < sizes[0]

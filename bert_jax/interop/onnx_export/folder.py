@@ -101,8 +101,8 @@ def save(model: Pretrained, directory: epath.Path, opset: int | None = None):
     model.sentence.write(directory, model.config.hidden_size)
   (directory / 'README.md').write_text(_README.format(
       title=f'BERT, {model.config.num_layers} layers of {model.config.hidden_size},',
-      # A batch of one text; for multiple choice, of one list of one text.
-      array='[[arrays[x.name]]]' if model.task == 'multiple_choice' else '[arrays[x.name]]',
+      # A batch of one text; with choices, of one list of one text.
+      array='[[arrays[x.name]]]' if 'b, c, l' in function.inputs.values() else '[arrays[x.name]]',
       inputs=', '.join(function.inputs), outputs=', '.join(function.outputs),
       longest=model.config.max_positions))
   path = directory / FILE
