@@ -11,7 +11,7 @@ resumes. It prints two tables, English and Chinese, and writes them to WORKDIR/f
 """
 
 import csv
-import json
+import pathlib
 import statistics
 import subprocess
 import sys
@@ -19,6 +19,9 @@ from typing import NamedTuple
 
 from absl import app, flags
 from etils import epath
+
+from benchmarks.calls import keep_flags
+from bert_jax.reporting import metrics_log
 
 _DATA = flags.DEFINE_string('data', None, 'Folder of corpora and tasks.', required=True)
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder for the runs.', required=True)
@@ -85,8 +88,7 @@ def _fields(overrides: dict[str, object]) -> list[str]:
 
 
 def _metrics(workdir: epath.Path) -> list[dict[str, float]]:
-  path = workdir / 'metrics.jsonl'
-  return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else [{}]
+  return metrics_log.read_metrics(workdir / 'metrics.jsonl') or [{}]
 
 
 def _pretrain(name: str, suffix: str = '', **others) -> epath.Path:
@@ -161,6 +163,7 @@ def _row(name: str, speed: float) -> list[str]:
 
 def main(_):
   """Prints two tables: English and Chinese."""
+  keep_flags(pathlib.Path(_WORKDIR.value), 'data', 'steps', 'seeds')
   names, text = _MEMBERS.value or list(MEMBERS), ''
   for name in names:
     _pretrain(name)

@@ -9,6 +9,7 @@ has 4 microbatches, because the chunks of 16 long reviews do not fit into 24 GB 
 """
 
 import csv
+import pathlib
 import subprocess
 import sys
 
@@ -16,6 +17,7 @@ from absl import app, flags
 from etils import epath
 import numpy as np
 
+from benchmarks.calls import keep_flags
 from bert_jax.data import inputs
 from bert_jax.interop import load as load_lib
 from bert_jax.labelled import table
@@ -52,7 +54,8 @@ def _write(path: epath.Path, source: str, count: int):
 def main(_):
   """Draws the reviews and starts the sweep."""
   workdir = epath.Path(_WORKDIR.value)
-  workdir.mkdir(parents=True, exist_ok=True)
+  keep_flags(pathlib.Path(workdir), 'train', 'eval', 'model', 'count', 'eval_count', 'epochs',
+             'learning_rate')
   for split, source in _FILES.items():
     if not (workdir / f'{split}.tsv').exists():
       _write(workdir / f'{split}.tsv', source.value, _COUNTS[split].value)

@@ -10,6 +10,7 @@ machine load. Prints their ratio.
 """
 
 import json
+import pathlib
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from absl import app, flags
 from etils import epath
 
 from benchmarks import turns
+from benchmarks.calls import keep_flags
 from bert_jax.planning import tables
 
 _TEXT = flags.DEFINE_string('text', None, 'Glob of text files.', required=True)
@@ -54,6 +56,7 @@ def _run(workdir: epath.Path, records: epath.Path, alone: turns.Side) -> float:
 def main(_):
   """Measures and prints a table."""
   workdir = epath.Path(_WORKDIR.value)
+  keep_flags(pathlib.Path(workdir), 'text')
   records = workdir / 'records'
   if not (records / 'manifest.json').exists():
     subprocess.run([sys.executable, '-m', 'bert_jax.prepare', f'--input={_TEXT.value}',

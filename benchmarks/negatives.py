@@ -24,6 +24,7 @@ import jax
 from ml_collections import ConfigDict
 
 from benchmarks import pairs as benchmark
+from benchmarks.calls import keep_flags
 from bert_jax import config as config_lib
 from bert_jax.data import dataset, negatives
 from bert_jax.data.pairs import RowLayout
@@ -91,6 +92,7 @@ def _nsp_accuracy(workdir: pathlib.Path, corpus: dataset.Corpus, kind: str) -> f
 def main(_):
   """Trains, scores, and prints a table."""
   home = pathlib.Path(_WORKDIR.value)
+  keep_flags(home, 'records', 'sst2', 'start_steps', 'steps')
   corpus = dataset.open_records(epath.Path(_RECORDS.value))
   (train,) = pathlib.Path(_SST2.value).glob('train.tsv*')
   _train('tiny', home / 'start', **{'data.source': _RECORDS.value, 'objective': 'mlm',

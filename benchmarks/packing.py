@@ -16,6 +16,7 @@ side differ by 0.2 nats.
 import dataclasses
 import json
 import os
+import pathlib
 import runpy
 
 from absl import app, flags
@@ -25,6 +26,7 @@ import jax
 from ml_collections import ConfigDict
 import numpy as np
 
+from benchmarks.calls import keep_flags
 from bert_jax import config as config_lib
 from bert_jax.data import dataset, preparation
 from bert_jax.data import pairs as pairs_lib
@@ -95,6 +97,7 @@ def _evaluate(workdir: str, config, corpus: dataset.Corpus) -> dict[str, float]:
 
 def main(_):
   """Trains, evaluates, and prints a table."""
+  keep_flags(pathlib.Path(_WORKDIR.value), 'source', 'tokens')
   records = os.path.join(_WORKDIR.value, 'records')
   if not os.path.exists(os.path.join(records, 'manifest.json')):
     preparation.prepare(preparation.Settings(source=_SOURCE.value, vocab_size=8192), records)

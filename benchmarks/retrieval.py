@@ -18,7 +18,9 @@ command resumes. Needs torch and sentence-transformers.
 from collections.abc import Iterator
 import json
 import math
+import os
 import pathlib
+import shutil
 import subprocess
 import sys
 import time
@@ -96,7 +98,9 @@ def _write_data(home: pathlib.Path):
 
 def _call(*arguments: str):
   print('$ python -m', *arguments, flush=True)
-  subprocess.run([sys.executable, '-m', *arguments], check=True)
+  # Without the cache of compiled programs, because the seconds include compilation.
+  subprocess.run([sys.executable, '-m', *arguments], check=True,
+                 env=os.environ | {'JAX_ENABLE_COMPILATION_CACHE': 'false'})
 
 
 def _train(side: str, kind: str, seed: int, home: pathlib.Path) -> float:
@@ -118,6 +122,7 @@ def _train(side: str, kind: str, seed: int, home: pathlib.Path) -> float:
     start = f'{home}/start/late-{seed}'
     if not pathlib.Path(start).exists():
       pytorch(start, 0, _MODEL.value)
+  shutil.rmtree(folder, ignore_errors=True)  # a resumed run would not take the whole time
   began = time.monotonic()
   if side == 'pytorch':
     pytorch(folder, steps, start)

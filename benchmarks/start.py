@@ -38,6 +38,8 @@ def _start(config: str, workdir: epath.Path, cache: epath.Path) -> float:
   for line in running.stdout:
     if line.startswith('step 1/'):
       break
+  else:
+    sys.exit(f'{config}: the run ended before its first step')
   seconds = time.perf_counter() - began
   running.kill()
   running.communicate()

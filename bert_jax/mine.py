@@ -12,7 +12,9 @@ _INPUT = flags.DEFINE_string(
     'input', None, 'Pairs of a query and a positive: csv, tsv, JSON lines.')
 _CORPUS = flags.DEFINE_string('corpus', None, 'JSON lines {"_id", "title", "text"}.')
 _OUTPUT = flags.DEFINE_string(
-    'output', None, 'JSON lines {"query", "positive", "negatives"}.')
+    'output', None,
+    'JSON lines {"query", "positive", "negative_1", ..., "negatives"}; with --teacher also '
+    '"scores".')
 _COLUMNS = flags.DEFINE_list(
     'columns', ['query', 'positive'], 'Columns of the query and the positive.')
 _RANKS = flags.DEFINE_list('ranks', ['1', '50'], 'First and last rank of the negatives.')

@@ -29,8 +29,8 @@ class Encoder(AbsEncoder):
                device: str | None = None, **_: Any):
     """Loads a model.
 
-    mteb's interface has the other arguments. It keeps scores by name and `revision`; None
-    = a digest of the model. `device` is ignored.
+    mteb's interface has the other arguments. mteb stores scores by the name of the model
+    and `revision`; None = a digest of the model. `device` is ignored.
     """
     self.bert = load(model) if isinstance(model, str) else model
     own = self.bert.dense

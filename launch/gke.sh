@@ -94,7 +94,10 @@ case "$ACTION" in
       --command="python -m bert_jax.main $(quote "${MAIN_FLAGS[@]}")" ;;
   log)
     need name
-    run kubectl logs -f "job/${OPTIONS[name]}-host-0" ;;
+    # The first host of the first slice: the others print no metrics.
+    jobset=jobset.sigs.k8s.io
+    run kubectl logs -f --tail=-1 -l "$jobset/jobset-name=${OPTIONS[name]},$jobset/job-index=0,\
+batch.kubernetes.io/job-completion-index=0" ;;
   delete)
     need name
     run kubectl delete jobset "${OPTIONS[name]}" ;;

@@ -138,6 +138,25 @@ def check(config: str, given: Mapping[str, Any], combinations: Sequence[dict[str
                    f'{folder_name(values)}: rename the file that one of them names')
 
 
+def check_earlier(workdir: pathlib.Path, given: Mapping[str, Any],
+                  combinations: Sequence[dict[str, str]]):
+  """Raises UserError if a run in the workdir began with another model or other files.
+
+  A resumed run may change these fields, but one table compares runs with the same ones.
+  """
+  for values in combinations:
+    path = workdir / folder_name(values) / 'run.json'
+    before = json.loads(path.read_text())['config'] if path.exists() else {}
+    for field in ('init_from', 'data.eval'):
+      old = before
+      for part in field.split('.'):
+        old = old.get(part, {})
+      asked = str({**given, **values}.get(field, old))
+      errors.require(not before or asked == str(old),
+                     f'--config.{field}={asked}: {path.parent} has a run with {field}={old}. '
+                     'Give another --workdir')
+
+
 def read_result(workdir: pathlib.Path, values: dict[str, str], status: str) -> Result:
   """Reads the last evaluation in a run's metrics.jsonl."""
   try:
@@ -323,6 +342,7 @@ def main(argv: list[str]):
       dict(zip(sweep, values)) for values in itertools.product(*sweep.values())
   ]
   check(config, given, combinations)
+  check_earlier(workdir, given, combinations)
   storage.make_writable(workdir, f'--workdir={_WORKDIR.value}')
   results, processes = [], Processes()
   ending.before_end.append(processes.close)  # at SIGTERM

@@ -238,7 +238,7 @@ def test_gke_applies_a_complete_manifest_or_nothing(tmp_path):
   assert yaml.safe_load((tmp_path / 'applied').read_text())['metadata']['name'] == 'b'
 
 
-def test_gke_starts_workloads_with_xpk_and_builds_images():
+def test_gke_starts_workloads_with_xpk_shows_logs_and_builds_images():
   flags = subprocess.check_output(['bash', '-c', '. launch/xla_flags.sh; xla_flags v6e'], cwd=ROOT,
                                   text=True).strip()
   assert flags.startswith('LIBTPU_INIT_ARGS=')
@@ -248,6 +248,10 @@ def test_gke_starts_workloads_with_xpk_and_builds_images():
        '--num-slices=1', '--docker-image=i', '--max-restarts=7', '--restart-on-exit-codes=1,75',
        '--termination-grace-period-seconds=120', f'--env={flags}',
        f'--command=python -m bert_jax.main {shlex.quote(FLAGS[0])} --workdir=gs://my\\ bucket/run']]
+  label = 'jobset.sigs.k8s.io'
+  assert commands('gke', 'log', '--name=b') == [
+      ['kubectl', 'logs', '-f', '--tail=-1', '-l', f'{label}/jobset-name=b,{label}/job-index=0,'
+       'batch.kubernetes.io/job-completion-index=0']]
   assert commands('gke', 'build', '--image=i') == [
       ['docker', 'build', '-f', 'launch/Containerfile', '-t', 'i', '.'], ['docker', 'push', 'i']]
 

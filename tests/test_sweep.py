@@ -29,7 +29,7 @@ def test_swept_values_are_parsed():
   assert SWEEP['parse'](['seed=0,1', 'phases=((1,2,3),(4,5,6)),()', 'data.labels=[1,2],[3]']) == {
       'seed': ['0', '1'], 'phases': ['((1,2,3),(4,5,6))', '()'], 'data.labels': ['[1,2]', '[3]']}
   for wrong in ([], ['seed'], ['seed='], ['seed=1', 'seed=2']):
-    with pytest.raises(Exception, match='sweep'):
+    with pytest.raises(UserError, match='sweep'):
       SWEEP['parse'](wrong)
 
 
@@ -162,6 +162,22 @@ def test_sweeps_that_cannot_run_are_refused(sweeps, given, told):
   with pytest.raises(UserError) as error:
     check(combinations)
   assert told in str(error.value)
+
+
+@pytest.mark.parametrize('field, old', [('init_from', 'model'), ('data.eval', 'dev.tsv')])
+def test_a_sweep_refuses_runs_of_another_model_or_file(tmp_path, field, old):
+  """A resumed run may change these fields, but its scores would stay in the table."""
+  values = {'seed': '0'}
+  folder = tmp_path / 'seed=0'
+  folder.mkdir()
+  (folder / 'run.json').write_text(json.dumps(
+      {'config': {'init_from': 'model', 'data': {'eval': 'dev.tsv'}}}))
+  check = functools.partial(SWEEP['check_earlier'], tmp_path, combinations=[values, {'seed': '1'}])
+  check({})
+  check({field: old})
+  with pytest.raises(UserError, match=f'--config.{field}=other: {folder} has a run with '
+                                      f'{field}={old}. Give another --workdir'):
+    check({field: 'other'})
 
 
 def test_long_folder_names_are_shortened_and_stay_distinct():

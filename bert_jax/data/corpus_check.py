@@ -37,7 +37,7 @@ class CorpusStatistics(NamedTuple):
 
 
 def check(settings: corpus.Settings) -> CorpusStatistics:
-  """Surveys a corpus, and tokenizes about 256 MiB of it and its held-out documents."""
+  """Surveys a corpus; tokenizes about 256 MiB of its text, and the held-out documents."""
   with tempfile.TemporaryDirectory() as scratch:
     folder = epath.Path(scratch)
     source = corpus.open_source(settings, folder)

@@ -211,7 +211,7 @@ class MixedRows:
   sources: tuple[RowSource, ...]  # one for each corpus
   plan: Plan
   begin: int  # number of the phase's first row in the run
-  first: tuple[int, ...]  # for each corpus, the row of its walk at which the phase begins
+  first: tuple[int, ...]  # of each corpus, the first row that this phase reads
 
   @property
   def layout(self) -> RowLayout:

@@ -97,7 +97,7 @@ def _couples_of_one_document(b_length: np.ndarray, document: np.ndarray, near: f
 def exchange(a_length: np.ndarray, b_length: np.ndarray, document: np.ndarray,
              longest: int, rng: np.random.Generator, negatives: str = NEGATIVES[0],
              style: np.ndarray | None = None) -> np.ndarray:
-  """The index of the pair whose B each pair gets, its own if B stays: [C] int64.
+  """For each pair, the index of the pair whose B it gets (may be its own): [C] int64.
 
   Pairs are sorted by the length of B. Neighbors of different documents become couples.
   Random couples exchange their B until half of all pairs have another B. Label and length

@@ -22,14 +22,14 @@ from bert_jax.errors import require
 
 _WINDOW = 3_000  # tokens of a window for each position of a row: about 4,000 chunks
 _SAMPLED_WINDOWS = 3  # for the estimate of the rows that the corpus needs
-# Share of rows in reserve without packing. A window may need more rows than the sampled
-# windows, and unpacked rows have no gaps for the surplus.
+# Without packing, an epoch has this share of reserve rows. A window may need more rows than
+# the sampled windows, and unpacked rows have no gaps for the surplus.
 _RESERVE_UNPACKED = 0.015
 _SHUFFLE = 3  # the key of the generator that shuffles rows; make_pairs uses another
 
 
 class Rows(NamedTuple):
-  """A batch of rows; all int32, except `pair_weights` and `mask_rate`."""
+  """A batch of rows; int32, except `pair_weights`, `mask_rate` and `tokens.causal`."""
 
   tokens: Tokens  # [B, L] each
   cls_positions: np.ndarray  # [B, P] position of each pair's [CLS]

@@ -24,6 +24,7 @@ from bert_jax.interop import native
 from bert_jax.interop.pretrained import Pretrained
 from bert_jax.labelled import glue, table
 from bert_jax.model import architectures, encoder
+from bert_jax.reporting import metrics_log
 from bert_jax.runs import run
 from bert_jax.runtime import storage
 
@@ -166,8 +167,7 @@ def _fine_tune(task: str, model: str, files: Files, recipe: Recipe, rate: float,
         'batch_size': recipe.batch_size, 'max_len': recipe.max_len,
         'model.scan_unroll': 1})
     run.run(config, str(workdir))
-    lines = [json.loads(line)
-             for line in (workdir / 'metrics.jsonl').read_text().splitlines()]
+    lines = metrics_log.read_metrics(workdir / 'metrics.jsonl')
     # Scores of the first file of data.eval have no suffix, scores of the second do.
     name = f'eval_{glue.TASKS[f"glue/{task}"].metric}'
     dev = next(key for key in lines[-1] if key.startswith(f'{name}_'))

@@ -46,7 +46,7 @@ class Texts:
       UserError: the file is not as described, or has a label that the model lacks; a
         model of multiple choice.
     """
-    # Its graph takes several texts for each input.
+    # The graph of a multiple-choice model takes several texts for each input.
     require(not (model.task and task_list.WITH_HEAD[model.task].scores_choices),
             '--quantize=int8 is not for multiple choice: leave it out')
     texts, self.classes = self._read(model, name, data, fields)

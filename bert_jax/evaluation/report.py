@@ -15,7 +15,7 @@ class Report(NamedTuple):
 
   Attributes:
     facts: facts about the evaluation for the JSON file, such as the number of pairs.
-    columns: names of the columns; the first has names, the others numbers or None.
+    columns: names of the columns; the first has names, the others numbers, texts or None.
     rows: the rows of the table, the most important row last.
     bars: the column that the picture shows.
     further: the contents of further files, by the suffix of their names.
@@ -41,7 +41,7 @@ def _cells(report: Report) -> list[list[str]]:
 
 
 def text(report: Report) -> str:
-  """The table in columns of equal width."""
+  """The table as text with aligned columns."""
   cells = _cells(report)
   widths = [max(map(len, column)) for column in zip(*cells)]
   lines = []

@@ -43,7 +43,7 @@ SUITES = {
     'minimal_pairs': Suite(minimal_pairs.evaluate, writes=(minimal_pairs.SCORES,)),
     'masked_lm': Suite(held_out_text.evaluate, ('rate', 'max_len', 'seed'),
                        writes=(held_out_text.SUMS,)),
-    # Its runs load the model themselves: here it stays on the host.
+    # The runs of GLUE load the model again, onto the device. This copy stays on the host.
     'glue': Suite(
         glue_suite.evaluate,
         ('seeds', 'rates', 'epochs', 'batch_size', 'max_len', 'most', 'twin'),

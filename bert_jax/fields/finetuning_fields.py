@@ -37,11 +37,12 @@ _FIELDS = with_values(run_fields.FIELDS, {
     # which examples a step sees.
     'batch_size': Field(32, at_least(1), ANOTHER_RUN,
                         unused_by_data=(more_than_all_examples,)),
-    'max_len': Field(128, at_least(1)),  # tokens in an input
+    'max_len': Field(128, at_least(1)),  # tokens in an input, special tokens included
     'optimizer.accumulation': Field(1),
     'log_every': 10,
-    # Steps between evaluations, and between checkpoints; 0 = after every epoch.
+    # Steps between evaluations; 0 = after every epoch.
     'eval_every': Field(0, at_least(0), HARMLESS, (not_evaluated,)),
+    # Steps between checkpoints; 0 = after every epoch.
     'checkpoint_every': Field(0, at_least(0), HARMLESS),
     # A score of the evaluations, '' = none. best/ keeps the checkpoint with the best
     # value, and predict uses it.
@@ -61,9 +62,12 @@ _FIELDS = with_values(run_fields.FIELDS, {
     # Overrides the format, problem or columns of data.train for the files of data.eval,
     # such as text_column=sentence.
     'data.eval_fields': Field((), on_resume=HARMLESS, unused=(not_evaluated,)),
-    'data.format': Field('auto', on_resume=HARMLESS),  # auto = by the file's name
+    'data.format': Field('auto', on_resume=HARMLESS),  # auto = by the name of the file
+    # The column of the text.
     'data.text_column': Field('text', on_resume=HARMLESS, unused=(named_by_format,)),
+    # The column of the second text; '' = an input is one text.
     'data.text_pair_column': Field('', on_resume=HARMLESS, unused=(named_by_format,)),
+    # The column of the label.
     'data.label_column': Field('label', on_resume=HARMLESS, unused=(named_by_format,)),
 })
 # Rules of the group `model` that `run_fields.MODEL` lacks.

@@ -137,6 +137,7 @@ def share(name: str, value: float):
 
 FIELDS: Table = {
     **run_fields.FIELDS,
+    # Optimizer steps; 0 = set by train_epochs or train_minutes.
     'train_steps': Field(1_000_000, at_least(0), SCHEDULE),
     # Rows in a batch, over all devices.
     'batch_size': Field(256, at_least(1), SCHEDULE,
@@ -144,6 +145,7 @@ FIELDS: Table = {
     # Tokens in a row, including special tokens.
     'max_len': Field(512, at_least(1), SCHEDULE,
                      (partial(set_by_phases, name='max_len'),)),
+    # Phases of (steps, max_len, batch_size).
     'phases': Field(((900_000, 128, 256), (100_000, 512, 256)), on_resume=SCHEDULE),
     # Steps between evaluations on held-out text; the last step always has one.
     'eval_every': Field(10_000, at_least(1), HARMLESS,

@@ -71,7 +71,7 @@ FIELDS: Table = {
     'log_every': Field(100, at_least(1), HARMLESS),
     # Needed to resume a run with another schedule (steps, phases, rows, optimizer).
     'allow_schedule_change': Field(False, on_resume=HARMLESS),
-    'keep_checkpoints': Field(3, at_least(1), HARMLESS),  # how many of the newest to keep
+    'keep_checkpoints': Field(3, at_least(1), HARMLESS),  # newest checkpoints to keep
     # Also keep the checkpoint of every N steps, a multiple of checkpoint_every; 0 = none.
     'keep_every': Field(0, at_least(0), HARMLESS),
     # (first, last) step to trace into tensorboard/, for its profile page.
@@ -90,9 +90,11 @@ FIELDS: Table = {
     'embedding_init': Field(''),
     # auto, cpu, gpu, tpu; a named platform without a device stops the run.
     'platform': Field('auto', on_resume=HARMLESS),
-    # Devices on each axis of the mesh; -1 = all remaining devices.
+    # Groups of devices that each hold all parameters and read their share of the rows.
     'mesh.replica': Field(1, on_resume=HARMLESS),
+    # Devices of a group that share the rows, and with fsdp the parameters; -1 = all others.
     'mesh.data': Field(-1, on_resume=HARMLESS),
+    # Devices that share each layer, with tp.
     'mesh.model': Field(1, on_resume=HARMLESS),
     # How to shard parameters: dp, fsdp, tp, fsdp_tp (tp with mesh.model=1 is dp).
     'sharding': Field('tp', one_of(sharding.PRESETS), HARMLESS),

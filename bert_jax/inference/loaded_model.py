@@ -1,4 +1,4 @@
-"""A loaded model: texts to rows, rows packed into batches, outputs back to texts."""
+"""A loaded model: makes inputs from texts, packs them into rows, and orders the outputs."""
 
 from collections.abc import Callable, Iterator, Sequence
 import dataclasses

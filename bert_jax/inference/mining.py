@@ -129,7 +129,7 @@ def mine(model: str, source: str, corpus: str, output: str, *,
   stored_vectors.write(bert, texts, len(texts.ids), texts.digest, documents, DOCUMENT,
                        **options)
   excluded = _positives(pairs, texts)
-  # Positives get no rank, so search for more: the most positives of any query.
+  # Positives get no rank: search for as many more as any query has positives.
   depth = ranks[1] + max(map(len, excluded.values()))
   hits = search.search(np.stack(list(queries.values())), documents, depth)
   near = {query: [(i, score) for i, score in zip(*of_query) if i not in excluded[query]]

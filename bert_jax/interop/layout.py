@@ -48,7 +48,7 @@ def from_tensors(tensors: Mapping[str, np.ndarray], config: BertConfig,
   Raises:
     UserError: tensors are missing, surplus or of another shape.
   """
-  # One tensor of a group is enough: the check names the missing ones.
+  # A group with one tensor counts as present: `_check_shapes` names its missing tensors.
   present = [group for group, start in GROUPS.items()
              if group in needed or any(name.startswith(start) for name in tensors)]
   _check_shapes(tensors, config, present, source)

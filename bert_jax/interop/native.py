@@ -122,7 +122,7 @@ def _scores(workdir: epath.Path, step: int) -> dict[str, float]:
 
 def _text_layout(fields: dict[str, Any],
                  config: BertConfig) -> text_layout.TextLayout | None:
-  """Returns the layout that a folder of sentence-transformers would have for this run."""
+  """Returns how the model of a run reads texts; None = the task has no such layout."""
   pooling, max_len = fields.get('data', {}).get('pooling'), fields.get('max_len')
   if pooling:
     return sentence_layout.SentenceLayout((pooling,), max_len=config.max_positions)

@@ -89,8 +89,8 @@ def _shapes(kind: str, config: Mapping[str, Any],
   return {'norm.weight': (width,), 'norm.bias': (width,)} if kind == 'LayerNorm' else {}
 
 
-# The modules that may follow each module. All others may be followed by a module of _RUN,
-# or by the last of `late_layout.MODULES`.
+# The modules that may follow each module. After a module that is not listed here, a module
+# of _RUN may follow, or the last of `late_layout.MODULES`.
 _FOLLOWERS = {'Transformer': ('Pooling', sparse_layout.MODULE, *late_layout.MODULES),
               _MLM: (sparse_layout.MODULE,),
               sparse_layout.MODULE: ()}
@@ -115,7 +115,7 @@ class SentenceLayout(text_layout.TextLayout):
 
   @property
   def search_normalizes(self) -> bool | None:
-    """The `normalize` of `finished` in a search, which compares vectors by their product.
+    """The argument `normalize` of `finished` in a search, which compares by dot products.
 
     Raises UserError for a model whose similarity is neither the cosine nor the product.
     """

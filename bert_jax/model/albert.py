@@ -17,7 +17,7 @@ class AlbertConfig(BertConfig):
   """Sizes of an ALBERT; the published models differ in D, F, H and N."""
 
   architecture: str = 'albert'
-  embedding_size: int = 128  # E
+  embedding_size: int = 128  # E, the width of the token table
   groups: int = 1  # G: layers with different parameters, each applied N / G times in a row
 
   def __post_init__(self):

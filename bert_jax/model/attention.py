@@ -185,7 +185,7 @@ def local_attention(query: jax.Array, key: jax.Array, value: jax.Array,
 class Attend:
   """How all layers of an encoder attend; has no arrays, so it can be a module field."""
 
-  # (heads, text ids, dropout) -> [B, L, H * K] or [B, L, H, K]; None = attention in XLA
+  # (heads, text ids, dropout[, reach][, causal]) -> [B, L, H * K] or [B, L, H, K]; None = XLA
   kernel: Callable[..., jax.Array] | None = None
   kernel_has_windows: bool = False  # the kernel takes `reach`
   keeps_weights: bool = False  # returns the weights too, which no kernel can

@@ -33,7 +33,7 @@ class Kernel(NamedTuple):
   drops: bool = False  # computes attention dropout
   has_windows: bool = False  # computes local attention
   has_causal: bool = False  # computes causal rows
-  slow_on: tuple[str, ...] = ()  # where it runs only if a config names it, for tests
+  slow_on: tuple[str, ...] = ()  # where it is interpreted, for tests: never by `auto`
   # The shortest row for `auto`. In shorter rows XLA is as fast and its weights are small.
   shortest: int = 0
 

@@ -23,28 +23,31 @@ VOCAB_MULTIPLE = 128
 class BertConfig:
   """Sizes of a BERT as published (Devlin et al. 2019, https://arxiv.org/abs/1810.04805).
 
-  The legend of every shape in this package:
+  The legend of the shapes:
 
       B rows         L positions in a row   D width        H heads
       K head width   F feed-forward width   V vocabulary   M masked positions in a row
       P pairs in a row                      N layers       E embedding width, if not D
+
+  Batches of packed texts have R rows with P texts in each. In `labelled` and `tasks`, E is
+  the examples of a batch and C the inputs of an example.
   """
 
   # The `model_type` of transformers; `architectures.ALL` lists the config class of each.
   architecture: str = 'bert'
   vocab_size: int = 30522  # V, entries of the vocabulary, without the padding of the table
-  hidden_size: int = 768  # D
-  num_layers: int = 12  # N
-  num_heads: int = 12  # H; K = D / H
-  intermediate_size: int = 3072  # F
+  hidden_size: int = 768  # D, the width of a hidden state
+  num_layers: int = 12  # N, Transformer layers
+  num_heads: int = 12  # H, attention heads; K = D / H
+  intermediate_size: int = 3072  # F, the width of the feed-forward
   max_positions: int = 512  # rows of the position table: the longest L
-  type_vocab_size: int = 2  # segments A and B
+  type_vocab_size: int = 2  # rows of the segment table: A and B; 0 = no segments
   # The activation in the feed-forward and the MLM head: gelu (erf), gelu_tanh, relu.
   activation: str = 'gelu'
-  dropout: float = 0.1  # after the embeddings, the attention output and the feed-forward
+  dropout: float = 0.1  # of embeddings, attention outputs and feed-forward outputs
   attention_dropout: float = 0.1  # of the attention probabilities
-  initializer_range: float = 0.02  # standard deviation of the truncated normal
-  layer_norm_eps: float = 1e-12
+  initializer_range: float = 0.02  # standard deviation of random parameters
+  layer_norm_eps: float = 1e-12  # added to the variance in the norms
   # Dtype of the matrix products; parameters, softmax and norms stay float32. auto =
   # bfloat16, or float32 on a device that does not multiply bfloat16 faster: most CPUs,
   # and GPUs before Ampere. A run replaces auto once it knows its devices.

@@ -12,7 +12,7 @@ class ElectraConfig(BertConfig):
   """Sizes of a discriminator; the generator shares its embeddings and is narrower."""
 
   architecture: str = 'electra'
-  embedding_size: int = 768  # E; projected if it is not D
+  embedding_size: int = 768  # E, the width of the token table; projected to D
   generator_size: float = 1 / 3  # D, H and F of the generator, as a share of these
 
   pooler_activation: ClassVar[str] = 'gelu'

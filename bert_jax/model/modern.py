@@ -29,7 +29,7 @@ class ModernConfig(BertConfig):
 
   architecture: str = 'modernbert'
   vocab_size: int = 50_368
-  num_layers: int = 22  # 1 + a multiple of global_every
+  num_layers: int = 22  # N: 1 + a multiple of global_every
   intermediate_size: int = 1152
   max_positions: int = 8192
   type_vocab_size: int = 0

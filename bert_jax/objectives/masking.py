@@ -22,8 +22,8 @@ from bert_jax.objectives import masking_units
 # Every position belongs to one unit. A unit ends where the next one starts.
 UNITS = ('token', 'whole_word', 'span', 'ngram')
 
-# The most tokens in a word, and the tokens that each further word adds to an n-gram. M
-# has room for one unit of this length beyond the rate. Longer units are cut.
+# A unit has at most _LONGEST_WORD tokens, and _FURTHER_WORD more for each further word of
+# an n-gram. Longer units are cut. M has room for one such unit beyond the rate.
 _LONGEST_WORD = 6
 _FURTHER_WORD = 2
 
@@ -43,10 +43,8 @@ class MaskingConfig:
   replace_mask: float = 0.8  # share of the predicted tokens that become [MASK]
   replace_random: float = 0.1  # share that become a random ordinary token; the rest stay
   random_by_frequency: bool = False  # random tokens by corpus frequency, or uniform
-  # Share of the rows that predict the next token instead (`causal_rows`), and the first
-  # part of the steps that has such rows.
-  causal_rows: float = 0.0
-  causal_steps: float = 1.0
+  causal_rows: float = 0.0  # share of the rows of a step that predict the next token
+  causal_steps: float = 1.0  # fraction of the steps, from the first on, with causal rows
   max_predictions: int = 0  # most predictions in a row (M); 0 = computed from the rate
 
   def __post_init__(self):
@@ -177,7 +175,7 @@ def _budgets(key: jax.Array, n: jax.Array, rate: jax.Array, most: int) -> jax.Ar
   total = jnp.maximum(jnp.sum(budgets), 1)
   # One random shift for all groups: the budgets sum to `most` exactly, without bias.
   shift = jax.random.randint(key, (), 0, total)
-  up_to = (jnp.cumsum(budgets) * most + shift) // total  # drawn in the groups up to each
+  up_to = (jnp.cumsum(budgets) * most + shift) // total  # budget of a group and all before
   return jnp.where(total > most, jnp.diff(up_to, prepend=0), budgets)
 
 

@@ -34,7 +34,7 @@ def join_words(key: jax.Array, word_start: jax.Array, special: jax.Array,
   # enough.
   is_special = jnp.zeros(size, bool).at[word].max(special)
   drawn = jax.random.uniform(key, (size,))
-  # Drops the last boundary, 1: after rounding, it could be less than a drawn number.
+  # Without the last boundary, 1: rounded to float32, it could be below a drawn number.
   words = 1 + jnp.searchsorted(
       jnp.asarray(np.cumsum(probabilities)[:-1], jnp.float32), drawn, side='right')
   # The index of the next special word after each word: a running minimum from the right.

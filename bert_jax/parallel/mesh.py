@@ -35,7 +35,8 @@ def make_mesh(replica: int = 1, data: int = -1, model: int = 1, *,
           f'mesh {named} (replica x data x model) does not fit the {len(devices)} devices')
   # Linen's constraints need Auto axes; the default of jax.make_mesh is Explicit.
   auto = (AxisType.Auto,) * len(AXES)
-  slices = len({getattr(d, 'slice_index', 0) for d in devices})
+  # XLA counts hosts of GPUs in the same attribute, but only TPUs have slices.
+  slices = len({getattr(d, 'slice_index', 0) for d in devices if d.platform == 'tpu'}) or 1
   require(sizes[0] % slices == 0,
           f'mesh {named} (replica x data x model) over {slices} slices: make mesh.replica '
           f'a multiple of {slices}, so that slices exchange only gradients')
@@ -79,9 +80,9 @@ class Feed(NamedTuple):
   mesh.model feed the same parts.
   """
 
-  places: tuple[int, ...] = (0,)  # of its devices along the batch axes, ascending
-  of: int = 1  # number of places in a batch
-  first: bool = True  # True in the first of the processes that feed these places
+  places: tuple[int, ...] = (0,)  # the parts that this process feeds, ascending
+  of: int = 1  # the number of parts of a batch
+  first: bool = True  # False if a process of lower index feeds the same parts
 
   def rows(self, batch_size: int) -> np.ndarray:
     """The indices, in a batch, of the rows that the process feeds."""

@@ -49,7 +49,7 @@ class Estimate(NamedTuple):
   seconds: dict[str, float]  # lower bounds of a step: compute, memory, network
   step_seconds: float | None  # the roofline: the largest of these bounds
   mfu: float | None  # model FLOPs utilization at the roofline, a fraction
-  guide: float | None  # seconds of a step on a GPU, by `_guide`
+  guide: float | None  # seconds of a step on a GPU by a rule of thumb: see `_guide`
   chip_hours: float | None  # lower bound for all steps of the phase
 
   def as_json(self) -> dict[str, Any]:
@@ -128,7 +128,7 @@ def estimate(
 
 
 def _guide(chip: chip_figures.Chip, flops: float, memory: float) -> float:
-  """A guess of the seconds of a step on a GPU.
+  """Estimates the seconds of a step on a GPU by a rule of thumb.
 
   Compute limits the products, and memory limits everything else. The shares of the peak
   rates and the factor come from an H200. There, without a scan, the steps of BERT-base

@@ -85,7 +85,7 @@ def _decimal(value: float | None) -> str:
 
 
 class MetricsLog:
-  """Writes the metrics of a run; only the first process has one.
+  """Writes the metrics of a run. Only the first process makes a `MetricsLog`.
 
   Args of the constructor:
     workdir: a local folder.

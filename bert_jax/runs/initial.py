@@ -1,4 +1,4 @@
-"""Initial parameters of a run: another model's, with added words or word vectors."""
+"""What a run takes from another model: unset fields of its config, and parameters."""
 
 from collections.abc import Mapping, Sequence
 import dataclasses

@@ -138,8 +138,8 @@ def resolve(asked: Asked, mesh: Mesh, path: epath.Path, workdir: epath.Path,
   Args:
     asked: the requested config.
     mesh: the devices of the run.
-    path: the folder for the checkpoints of the run.
-    workdir: the local folder for all other files; it differs if `path` is remote.
+    path: the workdir, local or in a bucket; checkpoints go there.
+    workdir: the local copy of the workdir for all other files; `path` itself if local.
     run_json: the content of run.json in the workdir; {} = no earlier run.
     has_started: True if the workdir has a checkpoint.
 

@@ -23,7 +23,7 @@ from bert_jax.training.job import Job
 # BERT-base compiles in 45 to 55 seconds without a loop, BERT-large in 75 to 85.
 _LONG = 5 * 60.0  # seconds; a shorter run keeps the scan
 _SHARE_OF_PEAK = 0.4  # of the chip's FLOP/s, in a training step
-_OF_FINE_TUNING = 12  # layers, on a CPU or TPU: faster steps, seconds more to compile
+_OF_FINE_TUNING = 12  # layers in an iteration on a CPU or TPU: faster steps, longer compilation
 
 
 def seconds(task: Task, phases: Iterable[Phase], mesh: Mesh) -> float:
@@ -49,7 +49,7 @@ def fields(config: FrozenConfigDict, mesh: Mesh, duration: float) -> dict[str, A
 
 
 def of_job(config: FrozenConfigDict, job: Job, mesh: Mesh) -> tuple[dict[str, Any], Job]:
-  """(`fields`, the job with them), now that the number of steps is known."""
+  """Returns (`fields` for the known number of steps, the job with these fields)."""
   phases = [Phase(job.train_steps, config.max_len, config.batch_size)]
   if config.task == 'pretrain':
     phases = config_lib.phases_of(config)

@@ -3,8 +3,8 @@
 - A local folder uses a kernel lock, which the kernel releases when the process ends.
 - On a file system without kernel locks the lock is the existence of the file. filelock
   detects a dead holder on the holder's own host only.
-- A bucket uses an object with conditional writes. The holder rewrites it every few
-  seconds; if it stops, it counts as gone. No clocks are compared.
+- A bucket uses an object with conditional writes. The holder rewrites it every 15 seconds.
+  A holder that has not written for two minutes is gone. No clocks are compared.
 """
 
 from collections.abc import Callable, Iterator
@@ -95,7 +95,7 @@ def _acquire_folder(workdir: epath.Path) -> Callable[[], None]:
     while not _parse(path.read_bytes()) and time.monotonic() < deadline:
       time.sleep(0.05)
     raise _in_use(workdir, path.read_bytes()) from None
-  # Here the content belongs to filelock, which writes the process id.
+  # filelock itself writes the process id into a SoftFileLock: leave its content alone.
   if isinstance(lock, filelock.SoftFileLock):
     return lock.release
   path.write_text(json.dumps(_this_process()))

@@ -51,6 +51,7 @@ class Notice:
   def __init__(self):
     self._heard_at: float | None = None
     self._calls = 0
+    self._agreed = False  # all processes stop here; this one may have heard no signal
     self._several = jax.process_count() > 1
     self._interrupted = False
     # A background job of a shell starts with SIGINT ignored; that stays.
@@ -79,10 +80,12 @@ class Notice:
       raise KeyboardInterrupt
     # JAX numbers these points and picks the first one that all processes can reach.
     self._calls += 1
-    if self._several and multihost_utils.reached_preemption_sync_point(self._calls):
-      self._hear()
+    if (self._several and not self._agreed
+        and multihost_utils.reached_preemption_sync_point(self._calls)):
+      self._agreed = True
+      # This process may get its first SIGTERM only now, while it saves.
       signal.signal(signal.SIGTERM, self._hear)
-    return self._heard_at is not None
+    return self._agreed or self._heard_at is not None
 
   def close(self):
     if signal.getsignal(signal.SIGINT) == self._interrupt:

@@ -32,7 +32,7 @@ def read(path: epath.Path) -> dict[str, Any]:
 
 
 def digests(folder: epath.Path) -> dict[str, str]:
-  """Digests of the files in a folder and its subfolders, by relative path."""
+  """Digests of the files in a folder and its direct subfolders, by relative path."""
   return {
       str(path.relative_to(folder)): _digest(path.read_bytes())
       for path in sorted([*folder.glob('*'), *folder.glob('*/*')])

@@ -186,7 +186,7 @@ class LateFiles(sentence_embedding.EmbeddingFiles):
       # not, auto means what their comments say.
       'data.width': Field(0, at_least(0)),  # numbers in a vector; 0 = 128
       'data.query_prompt': Field(_AUTO),  # text before each query; auto = none
-      'data.document_prompt': Field(_AUTO),
+      'data.document_prompt': Field(_AUTO),  # text before each document; auto = none
       # none, or how [MASK] fills a short query: fixed = to query_length exactly, min = at
       # least; with _visible the other tokens see these [MASK]. auto = fixed.
       'data.query_expansion': Field(_AUTO, one_of((_AUTO, *EXPANSIONS))),

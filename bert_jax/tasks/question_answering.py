@@ -153,7 +153,7 @@ class QuestionFiles(finetuning_data.ExampleFiles):
       'data.doc_stride': Field(128, at_least(1), HARMLESS, (longer_than_windows,)),
       # Starts and ends tried in each window.
       'data.n_best': Field(20, at_least(1), HARMLESS),
-      'data.max_answer_len': Field(30, at_least(1), HARMLESS),  # tokens
+      'data.max_answer_len': Field(30, at_least(1), HARMLESS),  # in tokens
       # v2.0: how far "no answer" must score above the best answer.
       'data.null_threshold': Field(0.0, on_resume=HARMLESS,
                                    unused_by_data=(all_answered,)),
@@ -248,7 +248,7 @@ class QuestionKind(task_kind.TaskKind):
 
 def predicted(questions: Sequence[squad.Question], candidates: Candidates,
               null_threshold: float | None) -> dict[str, str]:
-  """Returns {id: answer}."""
+  """Chooses the answer to each question: {id: text}, '' = no answer."""
   return {q.id: answers.answer(q.context, spans, null, null_threshold)['answer']
           for q, (spans, null) in zip(questions, candidates)}
 

@@ -129,9 +129,9 @@ class SparseFiles(sentence_embedding.EmbeddingFiles):
       'data.matryoshka_weights': None,
       'data.cached_parts': None,
       'data.temperature': Field(1.0),  # the divisor of the products
-      # Weights of the FLOPS regularizers in the total loss: larger is sparser.
+      # Weight of the FLOPS regularizer of queries in the loss: larger is sparser.
       'data.query_flops': Field(5e-5, at_least(0)),
-      'data.document_flops': Field(3e-5, at_least(0)),
+      'data.document_flops': Field(3e-5, at_least(0)),  # the same for documents
       # Small, because each token has a logit for each entry of the vocabulary.
       'batch_size': 16,
   }

@@ -40,7 +40,7 @@ class TrainedModel(Protocol):
     """Raises UserError without the parameters `group`, which users know as `title`."""
 
   def per_text(self, rows: Sequence[Input], function: Callable) -> Any:
-    """Runs `function` on rows and gathers its results, [R, P, ...] -> [inputs, ...].
+    """Runs `function` on packed inputs; reorders [R, P, ...] to [inputs, ...].
 
     Returns None without inputs.
     """

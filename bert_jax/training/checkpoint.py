@@ -71,7 +71,7 @@ class Checkpoints:
     self._score, self._best_is_lowest = best, best_is_lowest
     self._manager = _Manager(self._workdir / 'checkpoints', ('params', 'optimizer'),
                              max_to_keep=keep, keep_period=every or None)
-    # Each checkpoint in it beats the one before, so the newest is the best.
+    # Each checkpoint in it replaces the one before, so the newest is the best.
     self._best = best and _Manager(self._workdir / 'best', ('params',), max_to_keep=1)
 
   def latest(self) -> int | None:
@@ -185,8 +185,8 @@ class Checkpoints:
           console.print_summary([
               ('best', f'step {step} ({_judged(judge)}) replaces step {best_step} '
                f'({_judged(best)}): these are not compared')])
-        # The run went back to the kept step, or to an earlier one. The manager takes the
-        # highest step as the best, so the kept one must go.
+        # The manager takes the highest step as the best. If the run went back to the kept
+        # step or before it, the kept one must go.
         if best_step >= step:
           # A barrier: every process must have read the kept one before its deletion.
           processes.meet(f'better than the best/{best_step}, at {step}')
@@ -299,7 +299,7 @@ def restore_params(workdir: epath.Path, abstract: Any, step: int | None = None,
 
   damage = []
   set_aside = absolute(workdir) / 'damaged'
-  # Training has set damaged best parameters aside, so the newest are not the best.
+  # If training set damaged best parameters aside, the newest parameters are not the best.
   if set_aside.exists() and not integrity.steps(workdir / 'best'):
     damage += [f'{workdir}/damaged/{x.name} is damaged'
                for x in set_aside.glob('best-*')][:1]
@@ -308,7 +308,7 @@ def restore_params(workdir: epath.Path, abstract: Any, step: int | None = None,
     try:
       params = integrity.read(folder, {'params': on_one_device(abstract)})['params']
     except integrity.Damaged as e:
-      # Not damaged: the run is still training and has just deleted this checkpoint.
+      # A run that is still training may just have deleted this checkpoint.
       if _complete(workdir) != complete:
         return restore_params(workdir, abstract, step, allow_older)
       damage.append(f'{name} is damaged: {e}')

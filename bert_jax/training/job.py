@@ -24,7 +24,7 @@ class Job:
   base: Any = None  # the frozen model of a LoRA run
   adapter: str = ''  # a line about the LoRA factors, for the summary
   records: str  # digest of the data
-  parameters: int  # of the encoder, and in pretraining of its heads
+  parameters: int  # their number: of the encoder, in pretraining with its heads
   steps: str  # a line about the steps, for the summary
   lengths: Sequence[int]  # L of the rows
   fields: Mapping[str, Any]  # config fields that the data determines

@@ -198,7 +198,7 @@ def muon(adam: optax.GradientTransformation, dtype: jnp.dtype, *,
 
 
 def _by_depth(updates: Any, below: Callable, layers: Callable) -> Any:
-  """Applies `layers` to the updates of the layers, and `below` to the updates below.
+  """Applies `layers` to the updates of the layers, and `below` to all updates below them.
 
   Below the layers are the embeddings, their projection and tables of relative positions.
   """

@@ -73,6 +73,21 @@ def test_only_the_replica_axis_spans_slices():
     mesh_lib.make_mesh(devices=chips)
 
 
+class Card:
+  """A GPU of one of two hosts; XLA numbers the hosts as slices."""
+
+  platform, device_kind = 'gpu', 'NVIDIA H100 80GB HBM3'
+
+  def __init__(self, number):
+    self.id, self.process_index, self.slice_index = number, number // 8, number // 8
+
+
+def test_the_data_axis_spans_hosts_of_gpus(monkeypatch):
+  monkeypatch.setattr(mesh_lib, 'Mesh', lambda devices, *_, **__: devices)
+  devices = mesh_lib.make_mesh(1, -1, 1, devices=[Card(i) for i in range(16)])
+  assert [card.id for card in devices.flat] == list(range(16)) and devices.shape == (1, 16, 1)
+
+
 class Device:
   def __init__(self, process):
     self.process_index = process

@@ -60,6 +60,28 @@ def test_a_second_signal_ends_a_run_at_once():
   assert len(done.stderr.splitlines()) == 1 and 'a second SIGTERM' in done.stderr
 
 
+def test_the_first_signal_of_a_process_after_the_agreement_does_not_end_it(monkeypatch):
+  """GKE signals each host on its own: one may save already when its own signal comes."""
+  monkeypatch.setattr(preemption.multihost_utils, 'reached_preemption_sync_point',
+                      lambda call: call == 2)
+  monkeypatch.setattr(preemption.jax, 'process_count', lambda: 2)
+  clock, ended = [0.0], []
+  monkeypatch.setattr(preemption.time, 'monotonic', lambda: clock[0])
+  monkeypatch.setattr(preemption.os, '_exit', ended.append)
+  before = signal.getsignal(signal.SIGTERM)
+  try:
+    notice = preemption.Notice()
+    assert [notice.reached() for _ in range(3)] == [False, True, True]
+    clock[0] = 1000.0
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert not ended and notice.reached()
+    clock[0] += preemption.ONE_SIGNAL + 1
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert ended == [preemption.EXIT_FAILED]
+  finally:
+    signal.signal(signal.SIGTERM, before)
+
+
 class InterruptedWhenDeleted:
   def __del__(self):
     os.kill(os.getpid(), signal.SIGINT)

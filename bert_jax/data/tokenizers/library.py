@@ -274,7 +274,7 @@ class LibraryTokenizer(base.Tokenizer):
 
   @property
   def can_extend(self) -> bool:
-    """True if `extended` works."""
+    """True for BERT's WordPiece: only these can get further entries by `extended`."""
     return self.splits_as_bert and self.kind == 'wordpiece'
 
   def extended(self, words: Sequence[str]) -> 'LibraryTokenizer':
@@ -305,7 +305,7 @@ class LibraryTokenizer(base.Tokenizer):
                             markers=self.markers).parsing(self.parses_special)
 
   def normalized(self, text: str) -> str:
-    """Returns the normalized text."""
+    """Applies the normalizer of the tokenizer.json: case, accents, spaces."""
     simple = self._normalized(text) if self.splits_as_bert else None
     return self._parsing.normalizer.normalize_str(text) if simple is None else simple
 

@@ -28,7 +28,7 @@ class Value(NamedTuple):
 
 
 def constant(array: Any) -> Value:
-  """Returns a constant value."""
+  """Wraps an array, which stays out of the graph until a node needs it."""
   array = np.asarray(array)
   return Value(array, array.shape, array.shape)
 

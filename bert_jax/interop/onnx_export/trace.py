@@ -108,7 +108,7 @@ def _run(graph: Graph, jaxpr: Any, constants: Sequence[Any],
     return constant(np.asarray(x.val, x.aval.dtype)) if hasattr(x, 'val') else values[x]
 
   for equation in jaxpr.eqns:
-    if not equation.outvars:  # the rest of a call whose outputs were constants
+    if not equation.outvars:  # what remains of a call whose outputs became constants
       continue
     outputs = _equation(graph, equation, [read(x) for x in equation.invars])
     values |= zip(equation.outvars, outputs)
