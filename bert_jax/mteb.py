@@ -32,7 +32,7 @@ class Encoder(AbsEncoder):
     mteb's interface has the other arguments. mteb stores scores by the name of the model
     and `revision`; None = a digest of the model. `device` is ignored.
     """
-    self.bert = load(model) if isinstance(model, str) else model
+    self.bert = model if isinstance(model, Bert) else load(model)
     own = self.bert.dense
     self.model_prompts = dict(own.prompts)
     name = str(self.bert.model.facts.get('source', 'model')).rstrip('/').rpartition('/')[2]

@@ -45,7 +45,8 @@ _MAX_LEN = flags.DEFINE_integer('max_len', None, 'embed: longest input in tokens
 _NULL_THRESHOLD = flags.DEFINE_float(
     'null_threshold', None,
     'question_answering: the answer is "" if its score exceeds the score of the best '
-    'answer by more than this; by default the answer is never "".')
+    'answer by more than this; by default as in fine-tuning, and never "" for a model '
+    'that learned from answers alone.')
 _STRICT = flags.DEFINE_bool(
     'strict', False,
     'End with status 2 at the first line without an answer. By default its answer is '

@@ -18,7 +18,8 @@ def get_config():
   c.objective, c.data.sequences = 'replaced_tokens_gdes', 'full_sentences'
   c.data.tokenizer, c.data.lowercase = 'sentencepiece', False
   c.data.heldout = 0.005
-  c.masking.replace_mask, c.masking.replace_random = 0.85, 0.0
+  # Every predicted token becomes [MASK], as in microsoft/DeBERTa's rtd_task.py.
+  c.masking.replace_mask, c.masking.replace_random = 1.0, 0.0
   c.train_steps, c.batch_size, c.max_len, c.phases = 125_000, 2048, 512, ()
   c.optimizer.learning_rate, c.optimizer.eps = 5e-4, 1e-6
   return c

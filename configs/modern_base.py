@@ -27,8 +27,9 @@ def get_config():
               (340_000, 1024, 4608))
   c.train_steps = sum(steps for steps, _, _ in c.phases)
   c.max_len, c.batch_size = 1024, 4608
+  # The warmup reads three billion tokens.
   c.optimizer.name, c.optimizer.clip_norm = 'stable_adamw', 0.0
-  c.optimizer.learning_rate, c.optimizer.warmup_steps = 8e-4, 3000
+  c.optimizer.learning_rate, c.optimizer.warmup_steps = 8e-4, 3815
   c.optimizer.decay, c.optimizer.decay_ratio = '1-sqrt', 0.1
   c.optimizer.b2, c.optimizer.eps = 0.98, 1e-6
   # The paper's 1e-5 is the decay per step at the peak. Ours is multiplied by the learning

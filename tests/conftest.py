@@ -40,6 +40,9 @@ from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.runtime import host
 from tests import tiny
 
+# Some tests read files of the repository.
+os.chdir(pathlib.Path(__file__).parents[1])
+
 # A shell starts commands in the background with SIGINT ignored, and their children inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 

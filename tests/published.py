@@ -224,6 +224,15 @@ FOLDERS = {
         **_BERT, 'added_tokens_decoder': {str(i): {
             **{k: v for k, v in token(x, i, i < 5, single_word=i > 4).items() if k != 'id'}}
             for i, x in [*enumerate(BERTS), (_size(), 'covid-19')]}})),
+    'stale-json': Published('a tokenizer.json that is older than added_tokens_decoder', by_json(
+        wordpiece, {**_BERT, 'added_tokens_decoder': {str(i): {
+            **{k: v for k, v in token(x, i, i < 5).items() if k != 'id'}}
+            for i, x in [*enumerate(BERTS), (_size(), '<ent>')]}})),
+    'stale-added': Published('a tokenizer.json that is older than added_tokens.json', by_json(
+        wordpiece, _BERT, added_tokens_json={'<ent>': _size()})),
+    'roberta-space': Published('a RoBERTa for NER: add_prefix_space', by_json(
+        lambda: byte_level(FAIRSEQS, post_processor=robertas),
+        {'tokenizer_class': 'RobertaTokenizer', 'add_prefix_space': True}), 'roberta'),
     'stale-lowercase': Published('kermitt2/delft#144: lowercase false, do_lower_case true', by_json(
         lambda: wordpiece(True), {'do_lower_case': True,
                                   'tokenizer_class': 'PreTrainedTokenizerFast'})),
@@ -246,6 +255,8 @@ FOLDERS = {
                'tokenizer_class': 'BertTokenizer', 'model_max_length': 2048},
         special_tokens_map_json=NAMES)),
 }
+# Folders whose other files change their tokenizer.json.
+CHANGED = ('stale-json', 'stale-added', 'roberta-space')
 # Unsupported folders, by the name in the error.
 REFUSED = {
     'MeCab': Published('tohoku-nlp/bert-base-japanese-v3', by_vocab(True, {

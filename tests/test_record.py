@@ -70,6 +70,7 @@ def test_a_record_describes_its_run_and_can_be_repeated(corpus_file, tmp_path):
 def test_the_index_has_every_field_of_a_record():
   records = json.loads((ROOT / 'docs/checkpoints.json').read_text())
   table = (ROOT / 'docs/speedrun.md').read_text()
+  assert records
   for record in records:
     assert set(record) == {
         'date', 'command', 'steps', 'tokens', 'passes', 'tokens_per_second', 'minutes', 'records',

@@ -36,15 +36,21 @@ sys.exit(word)
 """
 
 
+@pytest.fixture(autouse=True)
+def handler_of_sigterm():
+  """`Supervisor.run` installs its own."""
+  before = signal.getsignal(signal.SIGTERM)
+  yield
+  signal.signal(signal.SIGTERM, before)
+
+
 @pytest.mark.parametrize('words, status, starts', [
     ([0], 0, 1), ([2], 2, 1), ([1, 0], 0, 2), (['killed', 0], 0, 2), ([75, 75, 75, 75, 0], 0, 5),
     ([1], 1, 3), (['killed'], 1, 3), ([1, 1, 'saves', 1, 1], 1, 5),
     ([1, 1, 'saves', 1, 'saves', 1, 'saves', 0], 0, 8)])
 def test_a_run_restarts_until_it_fails_without_progress(tmp_path, capsys, words, status, starts):
-  before = signal.getsignal(signal.SIGTERM)
   command = [sys.executable, '-c', SCRIPT.format(workdir=str(tmp_path), words=words)]
   assert supervise.Supervisor(command, str(tmp_path)).run(3, 0) == status
-  signal.signal(signal.SIGTERM, before)
   assert (tmp_path / 'log').read_text() == 'x' * starts
   assert capsys.readouterr().err.count('started again') == sum(w not in (0, 2, 75) for w in (
       words + words[-1:] * 9)[:starts]) - (status == 1)
@@ -52,12 +58,10 @@ def test_a_run_restarts_until_it_fails_without_progress(tmp_path, capsys, words,
 
 def test_a_run_that_is_killed_after_sigterm_counts_as_failed(tmp_path):
   """A platform kills a run when its grace period is over."""
-  before = signal.getsignal(signal.SIGTERM)
   script = ('import os, signal, time; '
             'signal.signal(signal.SIGTERM, lambda *_: os.kill(os.getpid(), signal.SIGKILL)); '
             'os.kill(os.getppid(), signal.SIGTERM); time.sleep(60)')
   status = supervise.Supervisor([sys.executable, '-c', script], str(tmp_path)).run(3, 0)
-  signal.signal(signal.SIGTERM, before)
   assert status == errors.EXIT_FAILED
 
 
@@ -70,12 +74,10 @@ def test_the_run_finds_the_code_from_any_folder(tmp_path):
 
 
 def test_sigterm_ends_a_pause(tmp_path):
-  before = signal.getsignal(signal.SIGTERM)
   supervisor = supervise.Supervisor([sys.executable, '-c', 'raise SystemExit(1)'], str(tmp_path))
   threading.Timer(2, lambda: os.kill(os.getpid(), signal.SIGTERM)).start()
   began = time.monotonic()
   assert supervisor.run(3, 60) == errors.EXIT_PREEMPTED
-  signal.signal(signal.SIGTERM, before)
   assert time.monotonic() - began < 30
 
 

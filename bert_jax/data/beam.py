@@ -113,6 +113,8 @@ def run(settings: corpus.Settings, output: str, options: Sequence[str] = ()):
   require(not folder.exists() or folder.is_dir() and not any(folder.iterdir()),
           f'{output} is not empty: use another folder')
   files = list(enumerate(corpus.find_files(settings.source)))
+  if settings.format == 'auto':
+    corpus.check_plain([file for _, file in files], corpus.OF_FORMAT)
   # The workers cannot read this machine's files: they load the copy in the output.
   tokenizer_reader.load(settings.vocab, settings.lowercase).save(folder / 'tokenizer')
   try:

@@ -6,7 +6,7 @@ error.
 """
 
 import codecs
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 import dataclasses
 import glob
 import gzip
@@ -181,6 +181,32 @@ def format_of(file: str, data_format: str) -> str:
   if data_format != 'auto':
     return data_format
   return 'jsonl' if file.removesuffix('.gz').endswith(('.jsonl', '.json')) else 'text'
+
+
+OF_FORMAT = ', or give data.format: jsonl, or text to read them as they are'
+
+
+def check_plain(files: Sequence[str], remedy: str):
+  """Raises UserError for tables, and for JSON lines whose names do not say so.
+
+  Such files would be read as text, with their punctuation and field names.
+
+  Args:
+    files: files whose format follows from their names; only the first one is opened.
+    remedy: what the user can do, for messages.
+  """
+  for file in files:
+    require(not file.removesuffix('.gz').endswith(('.csv', '.tsv')),
+            f'{file} is a table, not text: convert it to JSON lines{remedy}')
+  if format_of(files[0], 'auto') == 'jsonl':
+    return
+  try:
+    is_json = isinstance(storage.parse_json(next(_lines(files[0]), b'')), dict)
+  except ValueError:
+    is_json = False
+  require(not is_json,
+          f'{files[0]} has JSON lines, and its name does not end in .jsonl: rename the '
+          f'files{remedy}')
 
 
 def has_columns(source: str, data_format: str) -> bool:
@@ -363,6 +389,8 @@ def _open_whole(settings: Settings, scratch: epath.Path) -> Source:
     name = settings.source.removeprefix('tfds:')
     return Source((settings.source,), lambda: tfds_documents(name, settings.text_column))
   files = find_files(settings.source)
+  if settings.format == 'auto':
+    check_plain(files, OF_FORMAT)
   stats = [storage.size_and_time(epath.Path(file)) for file in files]
 
   def read() -> Iterator[str]:

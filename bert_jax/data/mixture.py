@@ -222,11 +222,17 @@ class MixedRows:
     """The rows of an epoch of every corpus."""
     return sum(source.rows for source in self.sources)
 
-  def batch(self, step: int, batch_size: int, share: slice | np.ndarray = slice(None),
-            first: int = 0) -> Rows:
+  def ranks(self, step: int, batch_size: int,
+            share: slice | np.ndarray = slice(None)) -> np.ndarray:
+    """For each row of a step, the number of earlier rows of its corpus: [B] int64."""
+    row = np.arange(batch_size)[share]
+    return self.plan.locate(self.begin + step * batch_size + row)[1]
+
+  def batch(self, step: int, batch_size: int,
+            share: slice | np.ndarray = slice(None)) -> Rows:
     """The rows of a step of the phase; see `RowSource.batch`.
 
-    `first` has no effect: each corpus continues where the previous phase ended.
+    Each corpus continues where the previous phase ended.
     """
     row = np.arange(batch_size)[share]
     corpus, rank = self.plan.locate(self.begin + step * batch_size + row)

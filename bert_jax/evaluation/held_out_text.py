@@ -107,8 +107,10 @@ def evaluate(bert: Bert, source: str, path: epath.Path, *, rate: float = 0.15,
   require(8 <= max_len <= bert.config.max_positions,
           f'--max_len={max_len} must be at least 8 and at most the '
           f'{bert.config.max_positions} positions of the model')
+  files = corpus.find_files(source)
+  corpus.check_plain(files, '')
   documents = [
-      document for file in corpus.find_files(source)
+      document for file in files
       for document in corpus.read_file(file, corpus.format_of(file, 'auto'), 'text')]
   pieces = list(_pieces(bert, documents, max_len))
   require(bool(pieces), f'--data={source} holds no text')

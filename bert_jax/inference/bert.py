@@ -120,7 +120,7 @@ class Bert(LoadedModel):
       For 'none' a list of [n, D * layers]: the n tokens of each text, no special tokens.
     """
     self._check_pooling(pooling)
-    own, layers = self.dense, self._layers(layers)
+    own, layers, texts = self.dense, self._layers(layers), self._strings(texts)
     require(dim is None or normalize is not False,
             'normalize=False has no effect here: dim scales each vector to length 1')
     if pooling == TOKEN_VECTORS:
@@ -132,7 +132,7 @@ class Bert(LoadedModel):
     require(not before or long not in ('tail', 'head_tail'),
             f'long={long} would cut off the prompt {before!r}: use head or chunks, or '
             "prompt=''")
-    rows, owners = self._rows(own.prepared(self._strings(texts), before), long,
+    rows, owners = self._rows(own.prepared(texts, before), long,
                               own.max_len if max_len is None else max_len)
     shift = self._unpooled(rows, owners, before)
     function = functools.partial(forward.vectors, self.config, layers=layers,
@@ -194,6 +194,7 @@ class Bert(LoadedModel):
     Returns:
       [{'document': its index, 'score'}]; the scores equal CrossEncoder.predict.
     """
+    require(not isinstance(documents, str), 'give a list of documents, not a string')
     return reranking.rank(self, [(query, documents)])[0]['ranking']
 
   def search(self, queries: Sequence[str], documents: Sequence[str],
@@ -208,6 +209,8 @@ class Bert(LoadedModel):
     Returns:
       A list for each query: at most `top_k` of {'document': its index, 'score'}.
     """
+    require(not isinstance(queries, str) and not isinstance(documents, str),
+            'give lists of queries and documents, not a string')
     if isinstance(self.model.sentence, LateLayout):
       scores = late_interaction.max_sims(*(
           late_interaction.vectors(self, texts, names[0])
@@ -242,6 +245,7 @@ class Bert(LoadedModel):
     self.require_head('mlm', 'masked-LM head')
     if isinstance(text, str):
       return self.fill_mask([text], top_k)[0]
+    text = list(text)
     if not text:
       return []
     # A text with n masks makes n equal rows: a slot of a batch has one position.
@@ -302,6 +306,7 @@ class Bert(LoadedModel):
             f'long={long!r} is unknown for scores: use chunks, or leave it out')
     if isinstance(text, str):
       return self.score([text], long)[0]
+    text = list(text)
     special = inputs_lib.special_tokens(self.tokenizer, 1)
     longest, texts = self.config.max_positions, []
     for one, (ids, *pair) in zip(text, self._ids(text)):

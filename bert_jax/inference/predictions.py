@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 import contextlib
 import dataclasses
 import functools
+import io
 import itertools
 import sys
 import tempfile
@@ -141,6 +142,8 @@ def predict(task: LinePrediction, bert: Bert, source: BinaryIO, name: str,
           raise UserError(answer['error'])
         try:
           write(json_lines.merge(line.rest, answer))
+        except UnicodeError:  # a ValueError too
+          raise
         except ValueError as e:
           raise UserError(f'{line.where}: the answer holds NaN or infinity: the weights of '
                           'this model are broken') from e
@@ -261,6 +264,8 @@ def run(task: str | None, model: str | None, source: str | None, output: str | N
       with _array_writer(path, precision) as add:
         done = answer_all(write=lambda answer: add(answer['embedding']), strict=True)
     elif not output:
+      if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(encoding='utf-8')  # JSON is UTF-8 in every locale
       done = answer_all(write=functools.partial(json_lines.write, sys.stdout),
                         strict=strict)
     else:

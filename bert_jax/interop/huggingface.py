@@ -130,6 +130,14 @@ def _read_weights(directory: epath.Path) -> dict[str, np.ndarray]:
                  load_file(str(path)))
     except (safetensors.SafetensorError, OSError) as e:
       raise UserError(f'{path} is corrupt or not a safetensors file: {e}') from e
+    except (AttributeError, KeyError, TypeError) as e:  # NumPy lacks the dtype
+      raise UserError(f'{path} has numbers of an unknown dtype ({e}): save the model in '
+                      'float32, float16 or bfloat16') from e
+    # Whole numbers of a quantized model would become weights.
+    whole = sorted(name for name, x in content.items()
+                   if name.endswith('.weight') and x.dtype.kind in 'iub')
+    require(not whole, f'{path}: {"".join(whole[:1])} has whole numbers: the model is '
+                       'quantized, save it in float32, float16 or bfloat16')
     twice = sorted(content.keys() & tensors.keys())
     require(not twice, f'{path}: {", ".join(twice[:1])} is also in another file')
     tensors |= content

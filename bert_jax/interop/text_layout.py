@@ -168,6 +168,9 @@ def tensors(folder: epath.Path) -> dict[str, np.ndarray]:
     return {name: x.astype(np.float32) for name, x in load_file(str(path)).items()}
   except (safetensors.SafetensorError, OSError) as e:
     raise UserError(f'{path} is corrupt or not a safetensors file: {e}') from e
+  except (AttributeError, KeyError, TypeError) as e:  # NumPy lacks the dtype
+    raise UserError(f'{path} has numbers of an unknown dtype ({e}): save it in float32, '
+                    'float16 or bfloat16') from e
 
 
 def read(settings: Mapping[str, Any], path: epath.Path, encoder: epath.Path,

@@ -19,7 +19,10 @@ from bert_jax.objectives.masking import Masked
 
 
 def are_causal(number: np.ndarray, share: float) -> np.ndarray:
-  """True for causal rows, which are evenly spaced by number: [B] int64 -> [B] bool."""
+  """True for causal rows, which are evenly spaced by number: [B] int64 -> [B] bool.
+
+  Rows are numbered over the run, or over the run and their corpus in a mixture.
+  """
   return np.floor((number + 1) * share) > np.floor(number * share)
 
 

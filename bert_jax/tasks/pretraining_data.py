@@ -126,14 +126,20 @@ class PretrainingData:
   def _rate_at(self, step: int) -> float:
     return self.task.masking.rate_at(step, sum(phase.steps for phase in self.phases))
 
-  def _with_causal(self, rows: Rows, step: int, batch_size: int) -> Rows:
+  def _with_causal(self, rows: Rows, step: int) -> Rows:
     # In a run without causal rows, the compiled step has no `causal` input.
     settings = self.task.masking
     if not settings.causal_rows:
       return rows
+    index, phase, within = self.phases.locate(step)
+    source = self.train_rows[index]
+    # A mixture counts by corpus: by row, all causal rows could fall on one corpus.
+    number = (source.ranks(within, phase.batch_size, self.feed.rows(phase.batch_size))
+              if isinstance(source, mixture.MixedRows)
+              else step * phase.batch_size + rows.row.astype(np.int64))
     share = causal_rows.share_at(settings.causal_rows, settings.causal_steps, step,
                                  sum(phase.steps for phase in self.phases))
-    causal = causal_rows.are_causal(step * batch_size + rows.row.astype(np.int64), share)
+    causal = causal_rows.are_causal(number, share)
     return rows._replace(tokens=rows.tokens._replace(causal=causal))
 
   def _at_rate(self, rows: Rows, rate: float) -> Rows:
@@ -145,19 +151,16 @@ class PretrainingData:
   @functools.cached_property
   def _first_rows(self) -> tuple[int, ...]:
     """The first row of each phase, counted over the whole run."""
-    # A `MixedRows` has its own first rows and ignores these.
-    if isinstance(self.train_rows[0], mixture.MixedRows):
-      return (0,) * len(self.phases)
     return first_rows(self.train_rows, [p.steps * p.batch_size for p in self.phases])
 
   def rows(self, step: int) -> Rows:
     """This process's share of a step's rows, unmasked."""
     index, phase, within = self.phases.locate(step)
-    rows = self.train_rows[index].batch(within, phase.batch_size,
-                                        self.feed.rows(phase.batch_size),
-                                        self._first_rows[index])
-    rows = self._with_causal(rows, step, phase.batch_size)
-    return self._at_rate(rows, self._rate_at(step))
+    source, share = self.train_rows[index], self.feed.rows(phase.batch_size)
+    # A `MixedRows` knows the first row of each of its corpora.
+    first = () if isinstance(source, mixture.MixedRows) else (self._first_rows[index],)
+    rows = source.batch(within, phase.batch_size, share, *first)
+    return self._at_rate(self._with_causal(rows, step), self._rate_at(step))
 
   @property
   def has_held_out(self) -> bool:

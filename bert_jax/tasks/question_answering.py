@@ -234,8 +234,10 @@ class QuestionKind(task_kind.TaskKind):
 
   @staticmethod
   def answer(bert, examples, options):
-    return answer(bert, [(e['question'], e['context']) for e in examples],
-                  options.null_threshold)
+    threshold = options.null_threshold
+    if threshold is None:  # a run with unanswerable questions stores its own
+      threshold = bert.model.facts.get('null_threshold')
+    return answer(bert, [(e['question'], e['context']) for e in examples], threshold)
 
   @staticmethod
   def write_test(bert, _, questions):

@@ -204,7 +204,9 @@ def _by_depth(updates: Any, below: Callable, layers: Callable) -> Any:
   """
 
   def change(path, update):
-    if _is_within(path, 'embeddings', 'projection', 'relative', 'relative_bias'):
+    # A head may have one of these names, as the projection of late interaction.
+    if _is_within(path, 'bert') and _is_within(
+        path, 'embeddings', 'projection', 'relative', 'relative_bias'):
       return below(update)
     return layers(update) if _is_within(path, 'layers') else update
 

@@ -28,6 +28,8 @@ def _place(word: str, text: str) -> tuple[int, int]:
 
 def _in_context(bert: Bert, text: str, word: str) -> np.ndarray:
   """The mean vector of a word's first occurrence in each layer: [N + 1, D] float32."""
+  # As `embed` reads it.
+  (text,), (word,) = bert.dense.prepared([(text,), (word,)], '')
   (_, spans), = bert.tokenizer.encode_with_spans([text])
   tokens = answers.token_span(spans, *_place(word, text))
   require(bool(tokens), f'the word {word!r} has no token')

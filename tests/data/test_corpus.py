@@ -167,6 +167,23 @@ def test_a_document_without_end_is_refused(tmp_path, monkeypatch):
     _documents(tmp_path / 'a.txt')
 
 
+@pytest.mark.parametrize('name, message', [
+    ('wiki_00', 'wiki_00 has JSON lines, and its name does not end in .jsonl: rename the files, or '
+                'give data.format: jsonl, or text to read them as they are'),
+    ('a.csv', 'a.csv is a table, not text: convert it to JSON lines, or give data.format'),
+    ('a.tsv.gz', 'a.tsv.gz is a table, not text')])
+def test_a_file_that_is_not_text_is_refused_unless_the_format_is_given(tmp_path, name, message):
+  """WikiExtractor --json writes files without an ending."""
+  line = b'{"id": "1", "text": "A text."}\n'
+  (tmp_path / name).write_bytes(gzip.compress(line) if name.endswith('.gz') else line)
+  with pytest.raises(UserError, match=message):
+    _documents(tmp_path / name)
+  assert _documents(tmp_path / name, 'text') == [line.decode().strip()]
+  assert _documents(tmp_path / name, 'jsonl') == ['A text.']
+  (tmp_path / 'b.txt').write_text('{A text} in braces.\n')
+  assert _documents(tmp_path / 'b.txt') == ['{A text} in braces.']
+
+
 def test_wrong_sources_are_refused(tmp_path):
   with pytest.raises(UserError, match='matches no file'):
     _documents('/nowhere/*.txt')
@@ -187,9 +204,11 @@ def test_tfds_errors(poems, monkeypatch):
   info = next(poems.rglob('dataset_info.json'))  # as most data sets are stored
   whole = info.read_text()
   info.write_text(whole.replace('array_record', 'tfrecord'))
-  with pytest.raises(UserError, match='tfds:poems cannot be read: .*file_format=array_record'):
-    read('text')
-  info.write_text(whole)
+  try:
+    with pytest.raises(UserError, match='tfds:poems cannot be read: .*file_format=array_record'):
+      read('text')
+  finally:
+    info.write_text(whole)
 
 
 @pytest.mark.parametrize('retries, kept', [(10, 5), (0, 0)])

@@ -9,6 +9,10 @@ from bert_jax.data.pairs import RowLayout
 from bert_jax.data.phases import Phases
 from bert_jax.data.rows import RowSource
 from bert_jax.errors import UserError
+from bert_jax.objectives.masking import MaskingConfig
+from bert_jax.parallel.mesh import Feed
+from bert_jax.tasks.pretraining import Pretraining
+from bert_jax.tasks.pretraining_data import PretrainingData
 from tests.data.made import TOKENIZER, arrays, varied
 
 SHARES = ((0.7, 0.7), (0.3, 0.3))
@@ -127,6 +131,21 @@ def test_a_mixture_takes_the_rows_of_each_corpus_in_order():
   for name, whole in arrays(rows.batch(7, 12)).items():
     shares = [arrays(share)[name] for share in parts_of_batch]
     np.testing.assert_array_equal(whole, np.concatenate(shares))
+
+
+@pytest.mark.parametrize('weight, share', [(0.5, 0.5), (0.75, 0.5), (0.7, 0.3), (0.8, 0.25)])
+def test_each_corpus_has_its_share_of_causal_rows(weight, share):
+  """Both are even: counted by row, all causal rows could be of one corpus."""
+  phases = Phases.create(((100, 32, 16),), 100, 0, 0)
+  _, sources = mixed(phases, ((weight, weight), (1 - weight, 1 - weight)))
+  task = Pretraining(None, MaskingConfig(causal_rows=share), None)
+  data = PretrainingData(task, None, phases, 0, sources, (), Feed((0, 1), 2))
+  causal = np.concatenate([data.rows(step).tokens.causal for step in range(100)])
+  corpus, _ = sources[0].plan.locate(np.arange(1600))
+  for i in range(2):
+    assert abs(causal[corpus == i].sum() - share * (corpus == i).sum()) < 1
+  half = PretrainingData(task, None, phases, 0, sources, (), Feed((1,), 2)).rows(3)
+  np.testing.assert_array_equal(half.tokens.causal, causal[3 * 16:][half.row])
 
 
 def test_each_corpus_continues_where_the_previous_phase_ended(monkeypatch):

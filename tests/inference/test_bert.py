@@ -85,8 +85,11 @@ def test_a_search_equals_sentence_transformers(minilm):
       theirs.encode(queries), theirs.encode(documents), top_k=4)
   results = minilm.search(queries, documents, top_k=4)
   assert [len(hits) for hits in results] == [4, 4]
-  for ours, hits in zip(results, expected):
+  products = theirs.encode(queries) @ theirs.encode(documents).T
+  for i, (ours, hits) in enumerate(zip(results, expected, strict=True)):
     np.testing.assert_allclose([x['score'] for x in ours], [x['score'] for x in hits], atol=1e-5)
+    np.testing.assert_allclose([x['score'] for x in ours],
+                               [products[i, x['document']] for x in ours], atol=1e-5)
     assert ours[0]['document'] == hits[0]['corpus_id']
   assert len(minilm.search(queries[:1], documents[:2])[0]) == 2
 
@@ -351,6 +354,9 @@ def test_mistakes(small, minilm):
       (lambda: bert.fill_mask(['w1 [MASK]', ('[MASK]', 'w1')]), 'text 2 is a pair'),
       (lambda: bert.next_sentence(['w1']), 'needs pairs of texts'),
       (lambda: bert.score('w1 ' * 80), 'longer than the 64 positions'),
+      (lambda: minilm.search('w1', ['w1']), 'give lists of queries and documents'),
+      (lambda: minilm.search(['w1'], 'w1'), 'give lists of queries and documents'),
+      (lambda: minilm.rank('w1', 'w2'), 'give a list of documents, not a string'),
       (lambda: bert.score(['w1', ' ']), "' ' holds no token to score"),
       (lambda: bert.score([('w1', 'w2')]), "'w2'.* is a pair: score each"),
       (lambda: minilm.fill_mask('A [MASK].'), 'this model has no masked-LM head'),
@@ -358,3 +364,15 @@ def test_mistakes(small, minilm):
     with pytest.raises(UserError, match=message):
       call()
   assert bert.embed([]).shape == (0, 128)
+
+
+def test_texts_may_come_from_a_generator(small):
+  bert, _ = small
+  texts = ['w1 w2', 'w3 [MASK]']
+  for call in (bert.score, bert.fill_mask, bert.embed, lambda x: bert.embed(x, 'none')):
+    given = texts[1:] if call == bert.fill_mask else texts
+    for ours, expected in zip(call(x for x in given), call(given), strict=True):
+      if isinstance(expected, np.ndarray):
+        np.testing.assert_array_equal(ours, expected)
+      else:
+        assert ours == expected

@@ -104,8 +104,15 @@ def test_array_outputs_are_refused_without_one_vector_per_text(folder, source, t
   assert not list(tmp_path.glob('out*'))
 
 
-@pytest.mark.parametrize('flag', ['pooling', 'normalize', 'max_len', 'dim', 'prompt',
-                                  'null_threshold'])
+def test_an_answer_outside_the_encoding_of_the_terminal_is_utf_8(folder, tmp_path, monkeypatch):
+  source, sink = tmp_path / 'in.jsonl', io.BytesIO()
+  source.write_text(json.dumps({'text': 'w1', 'id': '猫'}) + '\n')
+  monkeypatch.setattr('sys.stdout', io.TextIOWrapper(sink, encoding='latin-1', write_through=True))
+  predictions.run('embed', folder, str(source), None)
+  assert json.loads(sink.getvalue().decode())['id'] == '猫'
+
+
+@pytest.mark.parametrize('flag', sorted(predict._USED_BY.keys() - {'precision'}))
 def test_each_flag_lists_exactly_the_tasks_that_read_it(flag):
   readers = set()
   for name, task in predictions.TASKS.items():

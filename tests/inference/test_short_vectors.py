@@ -50,6 +50,7 @@ def test_a_search_reads_short_vectors(precision, least, tmp_path):
   hits = search.search(queries, tmp_path / 'short.npy', 10, restore)
   scores = queries @ restore(np.load(tmp_path / 'short.npy')).T
   np.testing.assert_allclose(hits.scores, -np.sort(-scores, axis=1)[:, :10], atol=1e-5)
+  np.testing.assert_allclose(hits.scores, np.take_along_axis(scores, hits.numbers, 1), atol=1e-5)
   whole = search.search(queries, tmp_path / 'whole.npy', 10)
   kept = np.mean([len({*a} & {*b}) / 10 for a, b in zip(hits.numbers, whole.numbers)])
   assert least <= kept <= 1
@@ -80,7 +81,7 @@ def test_files_of_predict(model, tmp_path):
   assert arrays['d.npy'].shape == (20, 4)
 
 
-def test_the_retrieval_table_has_float_and_int8_rows(model, tmp_path):
+def test_the_retrieval_table_has_float_and_int8_rows(model, tmp_path, monkeypatch):
   (tmp_path / 'qrels').mkdir()
   lines = [{'_id': f'd{i}', 'text': f'w{i % 20} n{i % 5} w{i % 3}'} for i in range(60)]
   (tmp_path / 'corpus.jsonl').write_text('\n'.join(map(json.dumps, lines)))
@@ -89,7 +90,11 @@ def test_the_retrieval_table_has_float_and_int8_rows(model, tmp_path):
   (tmp_path / 'qrels/test.tsv').write_text('query-id\tcorpus-id\tscore\n' + ''.join(
       f'q{i}\td{i}\t1\n' for i in range(9)))
   out = tmp_path / 'out.json'
+  searched, find = [], search.search
+  monkeypatch.setattr(search, 'search', lambda queries, file, *more: (
+      searched.append(file.name) or find(queries, file, *more)))
   suites.run(model, 'retrieval', str(tmp_path), str(out), {'precision': 'int8'})
+  assert searched == ['out.corpus.npy', 'out.corpus.int8.npy']
   rows = {row['hits of']: row for row in json.loads(out.read_text())['rows']}
   assert set(rows) == {'search', 'search in int8'}
   assert rows['search in int8']['NDCG@10'] > 0.9 * rows['search']['NDCG@10'] > 0

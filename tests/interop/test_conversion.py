@@ -171,8 +171,10 @@ def test_a_wrong_vocabulary_is_refused(theirs, tmp_path, monkeypatch):
 
 
 def test_verify_writes_nothing(theirs, tmp_path, capsys):
+  before = sorted(theirs.rglob('*'))
   conversion.convert(str(theirs), None, 'bert_jax', verify_only=True)
   assert 'nothing was kept' in capsys.readouterr().out
+  assert sorted(theirs.rglob('*')) == before
   other = tmp_path / 'other'
   shutil.copytree(theirs, other)
   path = str(other / 'model.safetensors')

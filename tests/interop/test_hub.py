@@ -8,6 +8,7 @@ from etils import epath
 import httpx2
 import huggingface_hub
 from huggingface_hub import constants
+from huggingface_hub.utils import _http
 import pytest
 
 from bert_jax.errors import Failed, UserError
@@ -67,7 +68,7 @@ def hub(monkeypatch):
   huggingface_hub.set_client_factory(
       lambda: httpx2.Client(transport=httpx2.MockTransport(server), follow_redirects=True))
   yield server
-  huggingface_hub.set_client_factory(httpx2.Client)
+  huggingface_hub.set_client_factory(_http.default_client_factory)
 
 
 @pytest.fixture(scope='module')
@@ -114,7 +115,7 @@ def test_a_failed_upload_of_an_embedder_is_repeated_too(hub, tmp_path):
   torch_bert.make('BertForPreTraining', tmp_path / 'model')
   arguments = str(tmp_path / 'model'), str(tmp_path / 'out'), 'sentence_transformers'
   hub.status = 400
-  with pytest.raises(Failed):
+  with pytest.raises(Failed, match='--push=us/bert'):
     conversion.convert(*arguments, push='us/bert')
   hub.status = 200
   conversion.convert(*arguments, push='us/bert')

@@ -171,6 +171,12 @@ def cut(folder):
   (folder / 'model.safetensors').write_bytes(data[:len(data) // 2])
 
 
+def eighth(folder):
+  path = folder / 'model.safetensors'
+  head = json.dumps({'x.weight': {'dtype': 'F8_E4M3', 'shape': [1], 'data_offsets': [0, 1]}})
+  path.write_bytes(len(head).to_bytes(8, 'little') + head.encode() + b'0')
+
+
 def untie(folder):
   path = str(folder / 'model.safetensors')
   tensors = load_file(path)
@@ -192,6 +198,9 @@ def pickle_only(folder):
     (lambda d: edit(d, hidden_size='wide'), "'wide' for hidden_size is not of type int"),
     (lambda d: edit(d, num_attention_heads=3), 'not divisible'),
     (cut, 'is corrupt or not a safetensors file'),
+    (add(**{'bert.pooler.dense.weight': np.ones((128, 128), np.int8)}),
+     'bert.pooler.dense.weight has whole numbers: the model is quantized, save it in float32'),
+    (eighth, 'model.safetensors has numbers of an unknown dtype .*float8.*: save the model in'),
     (untie, 'decoder.weight differs from embeddings.word_embeddings.weight'),
     (lambda d: edit(d, architectures=['RobertaForMaskedLM'], model_type='roberta'),
      'lacks tensors: embeddings.LayerNorm.bias'),

@@ -200,6 +200,8 @@ def test_predict_gives_vectors_and_rankings(tmp_path, encoders, monkeypatch):
     ranking = answers[prompt][4]['ranking']
     np.testing.assert_allclose([x['score'] for x in ranking], np.sort(scores[0])[::-1], rtol=1e-5)
     assert sorted(x['document'] for x in ranking) == [*range(len(DOCUMENTS))]
+    for x in ranking:
+      assert x['score'] == pytest.approx(scores[0, x['document']], rel=1e-5)
 
 
 def test_search_ranks_by_max_sim(tmp_path, encoders):

@@ -188,7 +188,8 @@ def test_a_resumed_run_has_the_same_bits(corpus_file, tmp_path):
   assert integrity.description(checkpoints / '12')['arrays'] == whole
   rows = [json.loads(line)
           for line in (tmp_path / 'run/metrics.jsonl').read_text().splitlines()]
-  assert [row for row in rows if 'mlm_loss' in row][-1]['mlm_loss'] < 5.4
+  losses = [row['mlm_loss'] for row in rows if 'mlm_loss' in row]
+  assert losses[-1] < losses[0]
 
 
 @pytest.mark.parametrize('overrides, message', [

@@ -87,8 +87,12 @@ def test_a_child_takes_no_accelerator(monkeypatch):
   platforms = []
   monkeypatch.setattr(planner.programs, 'compile_program',
                       lambda *_: platforms.append(jax.config.jax_platforms))
+  before = jax.config.jax_platforms
   jax.config.update('jax_platforms', 'cpu,tpu')
-  planner._in_child(small_config(), 'local', 0, programs.Program())
+  try:
+    planner._in_child(small_config(), 'local', 0, programs.Program())
+  finally:
+    jax.config.update('jax_platforms', before)
   assert platforms == ['cpu']
 
 

@@ -44,11 +44,10 @@ def test_a_full_disk_is_not_reported_as_out_of_memory(error, expected):
   assert explanation.startswith(expected) and bool(explanation) == bool(expected)
 
 
-def test_writers_that_outlive_a_failed_save_are_quiet(monkeypatch):
-  reported, handler = [], python_logging.Handler()
+def test_writers_that_outlive_a_failed_save_are_quiet(monkeypatch, handler):
+  reported = []
   monkeypatch.setattr(sys, '__unraisablehook__', reported.append)
   monkeypatch.setattr(sys, 'unraisablehook', None)
-  monkeypatch.setattr(logging, 'get_absl_handler', lambda: handler)
   warnings.resetwarnings()
   quiet.quiet_libraries()
   for is_quiet in (True, False):

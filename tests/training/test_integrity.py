@@ -71,7 +71,7 @@ DAMAGE = {
     'a missing file': (lambda d: data_file(d / '6').unlink(), 'cannot be read'),
     'no moments': (lambda d: shutil.rmtree(d / '6/optimizer'), 'cannot be read'),
     'another description': (lambda d: flip(d / '6' / integrity.ITEM / 'metadata'),
-                            'damaged|cannot'),
+                            'does not match its checksum|cannot be read'),
     'no description': (lambda d: shutil.rmtree(d / '6' / integrity.ITEM), 'cannot be read'),
     'an older one': (lambda d: (shutil.rmtree(d / '6'), shutil.copytree(d / '4', d / '6')),
                      'the checkpoint of step 4'),
@@ -324,3 +324,11 @@ def test_a_changed_description_is_damage(workdir):
   path.write_text(json.dumps(content))
   with pytest.raises(integrity.Damaged, match='does not match its checksum'):
     integrity.description(epath.Path(workdir / 'checkpoints/6'))
+
+
+def test_an_error_waits_for_the_save_in_progress(tmp_path):
+  saved = checkpoint.Checkpoints(epath.Path(tmp_path), 3)
+  saved.save(state_of(2), 2)
+  saved.settle(RuntimeError)
+  assert integrity.steps(epath.Path(tmp_path / 'checkpoints')) == [2]
+  saved.close()

@@ -23,6 +23,7 @@ def tree(value=1.0):
                               'layers': {'attention': {'kernel': jnp.full((3, 2, 2), value)},
                                          'norm': {'scale': jnp.full((3, 2), value)}},
                               'pooler': {'kernel': jnp.full((2, 2), value)}},
+                     'projection': {'kernel': jnp.full((2, 2), value)},  # late interaction
                      'classifier': {'kernel': jnp.full((2, 2), value)}}}
 
 
@@ -38,7 +39,8 @@ def test_the_rate_falls_towards_the_embeddings():
   assert (scaled['bert']['embeddings']['token'] == 0.03125).all()
   assert (scaled['bert']['projection']['kernel'] == 0.03125).all()
   assert (scaled['bert']['pooler']['kernel'] == 1).all()
-  assert (scaled['classifier']['kernel'] == 1).all()
+  for head in ('classifier', 'projection'):
+    assert (scaled[head]['kernel'] == 1).all()
 
 
 @pytest.mark.parametrize('layers, expected', [(0, [1, 1, 1]), (2, [0, 0, 1]), (3, [0, 0, 0])])
@@ -47,7 +49,8 @@ def test_frozen_layers_and_embeddings_get_no_update(layers, expected):
   assert updates['bert']['layers']['attention']['kernel'][:, 0, 0].tolist() == expected
   assert (updates['bert']['embeddings']['token'] == 0).all()
   assert (updates['bert']['projection']['kernel'] == 0).all()
-  assert (updates['classifier']['kernel'] == 1).all()
+  for head in ('classifier', 'projection'):
+    assert (updates[head]['kernel'] == 1).all()
 
 
 @pytest.mark.parametrize('name', ['mpnet', 'electra', 'deberta-v2'])
@@ -75,9 +78,9 @@ def test_frozen_parameters_do_not_move_and_do_not_count_in_the_norm():
   assert (new['bert']['projection']['kernel'] == 2).all()
   assert (new['bert']['layers']['attention']['kernel'][:2] == 2).all()
   assert (new['bert']['layers']['attention']['kernel'][2] < 2).all()
-  # The clipping norm counts only the trained entries: 2 * 2 + 2 + 2 * 4, each with gradient 1.
+  # The clipping norm counts only the trained entries: 2 * 2 + 2 + 3 * 4, each with gradient 1.
   (_, _, adam, *_) = state
-  expected = 0.1 / np.sqrt(4 + 2 + 8)
+  expected = 0.1 / np.sqrt(4 + 2 + 12)
   np.testing.assert_allclose(adam.mu['params']['classifier']['kernel'], expected, rtol=1e-5)
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from bert_jax.data.rows import Rows
 from bert_jax.data.tokens import Tokens
+from bert_jax.errors import UserError
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.objectives import objectives
 from bert_jax.objectives.losses import total_loss
@@ -129,8 +130,22 @@ def test_logits_stay_split_over_the_vocabulary():
   assert 'f32[20,30592]' not in text and 'f32[40,30592]' not in text
 
 
+@pytest.mark.parametrize('name', optimizer_lib.NAMES)
+def test_the_moments_of_every_optimizer_are_sharded_like_their_parameters(name):
+  optimizer = optimizer_lib.make_optimizer(optimizer_lib.OptimizerConfig(name=name), 100_000)
+  _, abstract = state_lib.make_init(make_task(), optimizer, conftest.sub_mesh(4, 2), 'fsdp_tp')
+  keystr, leaves = jax.tree_util.keystr, jax.tree_util.tree_leaves_with_path
+  params, compared = leaves(abstract.params), 0
+  for path, x in leaves(abstract.opt_state):
+    for of_param, y in params:
+      if keystr(path).endswith(keystr(of_param)) and x.shape == y.shape:
+        assert x.sharding.spec == y.sharding.spec, keystr(path)
+        compared += 1
+  assert compared >= len(params)
+
+
 def test_an_unknown_preset_is_refused():
-  with pytest.raises(Exception, match="sharding='zero'.*dp, fsdp, tp, fsdp_tp"):
+  with pytest.raises(UserError, match="sharding='zero'.*dp, fsdp, tp, fsdp_tp"):
     sharding.rules('zero')
 
 

@@ -23,7 +23,7 @@ from bert_jax.runtime import console, storage
 # A vocabulary is cased if more than this share of its words have capitals. Lower-cased
 # text never matches these entries.
 _CASED_SHARE = 0.05
-_FLAGS = ('single_word', 'lstrip', 'rstrip', 'normalized', 'special')
+FLAGS = ('single_word', 'lstrip', 'rstrip', 'normalized', 'special')
 _UNUSED = re.compile(r'\[unused\d+\]|.*NOTUSED')  # placeholders that no text uses
 _BEGIN_PIECES = ['<unk>', '<s>', '</s>']  # of every fairseq model
 # ([CLS], its id), ([SEP], its id) -> the post-processor that writes them around texts.
@@ -76,7 +76,7 @@ def token(description: Any) -> tokenizers.AddedToken:
     return tokenizers.AddedToken(description, normalized=False, special=True)
   with library_checks.as_user_error(f'{description!r} is not a token'):
     return tokenizers.AddedToken(
-        description['content'], **{x: description[x] for x in _FLAGS if x in description})
+        description['content'], **{x: description[x] for x in FLAGS if x in description})
 
 
 def read_folder(directory: epath.Path) -> Folder:

@@ -10,7 +10,7 @@ from typing import Any
 
 from etils import epath
 
-from bert_jax.data.tokenizers import base, library, older, spiece
+from bert_jax.data.tokenizers import base, library, library_checks, older, spiece
 from bert_jax.errors import require
 from bert_jax.runtime import storage
 
@@ -161,6 +161,26 @@ def _with_flags(normalizer: Any, folder: older.Folder) -> Any:
       for name, (ours, default) in _FLAGS.items()}
 
 
+def _with_other_files(settings: dict[str, Any], folder: older.Folder) -> dict[str, Any]:
+  """Returns a tokenizer.json with what AutoTokenizer takes from the other files.
+
+  These are the added tokens that only the other files have, and `add_prefix_space` of the
+  class of RoBERTa, whose default replaces the value in tokenizer.json.
+  """
+  with library_checks.as_user_error(f'{_JSON} is not a tokenizer'):
+    listed = settings.get('added_tokens') or []
+    known = {x['content'] for x in listed}
+    more = [{'id': i, 'content': str(x), **{flag: getattr(x, flag) for flag in older.FLAGS}}
+            for i, x in folder.added.items() if str(x) not in known]
+  changed = {'added_tokens': [*listed, *more]} if more else {}
+  if folder.kind == 'roberta' and not folder.is_generic:
+    space = bool(folder.flag('add_prefix_space', False))
+    changed |= {part: rule | {'add_prefix_space': space}
+                for part in ('pre_tokenizer', 'post_processor')
+                if isinstance(rule := settings.get(part), dict) and 'add_prefix_space' in rule}
+  return settings | changed
+
+
 def _read(path: epath.Path, folder: older.Folder,
           lowercase: bool | None) -> base.Tokenizer:
   if path.suffix == '.model' and not _OLDER.get(path.name):
@@ -174,4 +194,5 @@ def _read(path: epath.Path, folder: older.Folder,
     settings['normalizer'] = _with_flags(settings['normalizer'], folder)
   if lowercase is False:
     settings['normalizer'] = _with_capitals(settings.get('normalizer'))
-  return library.LibraryTokenizer(settings, path, folder.named, folder.markers)
+  return library.LibraryTokenizer(_with_other_files(settings, folder), path, folder.named,
+                                  folder.markers)
