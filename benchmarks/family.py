@@ -22,6 +22,7 @@ from etils import epath
 
 from benchmarks.calls import keep_flags
 from bert_jax.reporting import metrics_log
+from bert_jax.runtime import console
 
 _DATA = flags.DEFINE_string('data', None, 'Folder of corpora and tasks.', required=True)
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder for the runs.', required=True)
@@ -173,8 +174,7 @@ def main(_):
     columns += [cell for task in tasks for cell in (task, 'its random twin')]
     rows = [_row(name, speeds[name]) for name in names if MEMBERS[name].tasks == tasks]
     if rows:
-      lines = [columns, ['---'] * len(columns), *rows]
-      text += ''.join(f'| {" | ".join(line)} |\n' for line in lines) + '\n'
+      text += console.markdown_table([columns, *rows]) + '\n\n'
   (epath.Path(_WORKDIR.value) / 'family.md').write_text(text)
   print(text)
 

@@ -165,7 +165,7 @@ class JaxRun:
   def __init__(self, config, train_steps: int = 0):
     mesh = mesh_lib.make_mesh(**config.mesh)
     model = load_lib.load(config.init_from)
-    config = config_fields.changed(config, initial.unset_sizes(config, vars(model.config)))
+    config = config_fields.changed(config, initial.sizes_if_unset(config, vars(model.config)))
     job = finetune.make_job(config, model, mesh, epath.Path(_WORKDIR.value))
     self.config, self.task, self.data = config, job.task, job.data
     self.model, self.train_steps = model, train_steps or job.train_steps

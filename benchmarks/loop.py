@@ -21,7 +21,7 @@ from etils import epath
 
 from benchmarks import turns
 from benchmarks.calls import keep_flags
-from bert_jax.planning import tables
+from bert_jax.runtime import console
 
 _TEXT = flags.DEFINE_string('text', None, 'Glob of text files.', required=True)
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder for the runs.', required=True)
@@ -72,7 +72,7 @@ def main(_):
     run.rmtree()
   seconds = _run(run, records, alone)
   alone.close()
-  print('\n' + tables.table([
+  print('\n' + console.markdown_table([
       ['run', 'seconds', 'a step alone', 'run / its steps alone'],
       [f'`configs/{_SIZE.value}.py`, {_STEPS.value} steps of 32 rows of 128', f'{seconds:.0f}',
        f'{1e3 * alone.median:.0f} ms', f'{seconds / (_STEPS.value * alone.median):.3f}']]))

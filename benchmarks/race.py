@@ -20,7 +20,7 @@ import shlex
 from absl import app, flags
 
 from benchmarks.calls import call, evaluate, keep_flags
-from bert_jax.runtime import host
+from bert_jax.runtime import console, host
 
 _TEXT = flags.DEFINE_string('text', None, 'Glob of text files.', required=True)
 _WORDS = flags.DEFINE_integer('words', 10_000_000, 'Words of the text that are read.')
@@ -144,8 +144,7 @@ def main(_):
   for side in _SIDES.value:
     lines[side], cells = _scores(side, home)
     table.append({'model': _TITLES[side], **cells})
-  rows = [list(table[0]), ['---'] * len(table[0]), *(list(row.values()) for row in table)]
-  text = ''.join(f'| {" | ".join(row)} |\n' for row in rows)
+  text = console.markdown_table([list(table[0]), *(row.values() for row in table)]) + '\n'
   (home / 'race.md').write_text(text)
   _draw(lines, home / 'race.png')
   print(text)

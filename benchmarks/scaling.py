@@ -19,7 +19,7 @@ from etils import epath
 
 from benchmarks import turns
 from bert_jax.parallel import topology
-from bert_jax.planning import tables
+from bert_jax.runtime import console
 
 _CONFIG = flags.DEFINE_string('config', 'configs/large.py', 'What the chips train.')
 _TOPOLOGIES = flags.DEFINE_list(
@@ -81,8 +81,8 @@ def _chips(folder: epath.Path) -> list[list[str]]:
 def main(_):
   """Prints two tables."""
   with tempfile.TemporaryDirectory() as folder:
-    print(tables.table(_fake(epath.Path(folder))) + '\n', flush=True)
-    print(tables.table(_chips(epath.Path(folder))))
+    print(console.markdown_table(_fake(epath.Path(folder))) + '\n', flush=True)
+    print(console.markdown_table(_chips(epath.Path(folder))))
 
 
 if __name__ == '__main__':

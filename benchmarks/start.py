@@ -15,7 +15,7 @@ import time
 from absl import app, flags
 from etils import epath
 
-from bert_jax.planning import tables
+from bert_jax.runtime import console
 
 _RECORDS = flags.DEFINE_string('records', None, 'A folder of bert_jax.prepare.', required=True)
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder for the runs.', required=True)
@@ -55,7 +55,7 @@ def main(_):
       cache.rmtree()
     first, *others = [_start(config, folder / 'run', cache) for _ in range(_ROUNDS.value + 1)]
     rows.append([f'`{config}`', f'{first:.1f} s', f'{statistics.median(others):.1f} s'])
-  print(tables.table(rows))
+  print(console.markdown_table(rows))
 
 
 if __name__ == '__main__':

@@ -68,7 +68,7 @@ def modules(folder: pathlib.Path, program: str) -> list[str]:
           names = [value for key, value in event.stats if key == 'hlo_op'] + [event.name]
           known = [instructions[x] for x in map(_kernel_name, names) if x in instructions]
           if known:
-            place = traffic.place(known[0])
+            place = traffic.parse_op_name(known[0])
           elif plane.name.startswith('/device:GPU'):
             place = event.name[:60],  # a kernel of a library
           else:

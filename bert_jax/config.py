@@ -54,7 +54,7 @@ def model(size: str | BertConfig) -> ConfigDict:
   return ConfigDict(dataclasses.asdict(size))
 
 
-def sizes_of_init_from(group: ConfigDict):
+def unset_sizes(group: ConfigDict):
   """Unsets the sizes in the group `model`: the run takes them from `init_from`."""
   for field in ('architecture', 'vocab_size', 'hidden_size', 'num_layers', 'num_heads',
                 'intermediate_size', 'max_positions', 'type_vocab_size', 'activation',
@@ -101,7 +101,7 @@ def pretraining(size: str | BertConfig) -> ConfigDict:
 def finetuning(task: str) -> ConfigDict:
   """The default config of a fine-tuning task (Devlin et al. 2019, appendix A.3)."""
   c = _defaults(fields(task))
-  sizes_of_init_from(c.model)
+  unset_sizes(c.model)
   return c.lock()
 
 

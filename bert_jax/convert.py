@@ -7,10 +7,7 @@ from absl import flags
 from bert_jax import errors
 from bert_jax.commands import checkpoint_flags, command, overwrite_flag
 
-_INPUT = flags.DEFINE_string(
-    'input', None,
-    'A workdir, a checkpoint of bert_jax, a Hugging Face or sentence-transformers '
-    'folder, a hub name, or a TensorFlow checkpoint of google-research/bert.')
+_INPUT = flags.DEFINE_string('input', None, checkpoint_flags.ANY_MODEL)
 _OUTPUT = flags.DEFINE_string('output', None, 'A new folder.')
 _TO = flags.DEFINE_string(
     'to', None,

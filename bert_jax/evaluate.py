@@ -4,10 +4,7 @@ from absl import flags
 
 from bert_jax.commands import checkpoint_flags, command, overwrite_flag
 
-_MODEL = flags.DEFINE_string(
-    'model', None,
-    'A workdir, a checkpoint of bert_jax, a Hugging Face or sentence-transformers '
-    'folder, a hub name, or a TensorFlow checkpoint of google-research/bert.')
+_MODEL = flags.DEFINE_string('model', None, checkpoint_flags.ANY_MODEL)
 _SUITE = flags.DEFINE_string(
     'suite', None, 'minimal_pairs, masked_lm, glue, retrieval, mteb, task.')
 _DATA = flags.DEFINE_string(

@@ -4,10 +4,7 @@ from absl import flags
 
 from bert_jax.commands import checkpoint_flags, command, overwrite_flag
 
-_MODEL = flags.DEFINE_string(
-    'model', None,
-    'A workdir, a checkpoint of bert_jax, a Hugging Face or sentence-transformers '
-    'folder, a hub name, or a TensorFlow checkpoint of google-research/bert.')
+_MODEL = flags.DEFINE_string('model', None, checkpoint_flags.ANY_MODEL)
 _INPUT = flags.DEFINE_string(
     'input', None, 'Pairs of a query and a positive: csv, tsv, JSON lines.')
 _CORPUS = flags.DEFINE_string('corpus', None, 'JSON lines {"_id", "title", "text"}.')

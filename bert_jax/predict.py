@@ -9,10 +9,7 @@ _TASK = flags.DEFINE_string(
     'task', None,
     'fill_mask, next_sentence, score, embed; for a fine-tuned model its own task: '
     'sequence_classification, question_answering, ...')
-_MODEL = flags.DEFINE_string(
-    'model', None,
-    'A workdir, a checkpoint of bert_jax, a Hugging Face or sentence-transformers '
-    'folder, a hub name, or a TensorFlow checkpoint of google-research/bert.')
+_MODEL = flags.DEFINE_string('model', None, checkpoint_flags.ANY_MODEL)
 _INPUT = flags.DEFINE_string('input', None, 'JSON lines; standard input by default.')
 _OUTPUT = flags.DEFINE_string(
     'output', None,

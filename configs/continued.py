@@ -19,7 +19,7 @@ from bert_jax import config
 def get_config():
   """150 steps of 32 rows of 128; increase both for more text or a larger model."""
   c = config.pretraining('base')
-  config.sizes_of_init_from(c.model)
+  config.unset_sizes(c.model)
   c.train_steps = 150
   c.max_len, c.batch_size, c.phases = 128, 32, ()
   c.optimizer.learning_rate = 5e-4

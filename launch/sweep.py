@@ -39,7 +39,7 @@ from bert_jax import errors  # noqa: E402
 from bert_jax.commands import command, config_flag  # noqa: E402
 from bert_jax.reporting import metrics_log  # noqa: E402
 from bert_jax.runs import resolve  # noqa: E402
-from bert_jax.runtime import ending, storage  # noqa: E402
+from bert_jax.runtime import console, ending, storage  # noqa: E402
 from bert_jax.training import integrity  # noqa: E402
 
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the runs and of their tables.')
@@ -179,7 +179,7 @@ def read_result(workdir: pathlib.Path, values: dict[str, str], status: str) -> R
 
 def _lower_is_better(workdir: pathlib.Path, metric: str) -> bool:
   """True if the lowest score is the best, according to the kept checkpoint."""
-  for path in workdir.glob(f'best/*/{integrity.ITEM}/metadata'):
+  for path in workdir.glob(f'best/*/{integrity.FINGERPRINTS}/metadata'):
     description = json.loads(path.read_text())
     if 'best_is_lowest' in description:
       return description['best_is_lowest']
@@ -278,18 +278,16 @@ def write_tables(workdir: pathlib.Path, results: list[Result]) -> str:
   rows = [_cells(result, columns) for result in results]
   with (workdir / 'sweep.csv').open('w', newline='') as file:
     csv.writer(file).writerows([[*columns, 'status'], *rows])
-  lines = [f'| {" | ".join([*columns, "status"])} |', '| --- ' * (len(columns) + 1) + '|']
-  lines += [f'| {" | ".join(cell.replace("|", "/") for cell in row)} |' for row in rows]
+  tables = [console.markdown_table([[*columns, 'status'], *rows])]
   if 'seed' in fields:
     others = [field for field in fields if field != 'seed']
-    lines += ['', f'| {" | ".join([*others, metric, "deviation", "seeds"])} |',
-              '| --- ' * (len(others) + 3) + '|']
+    means = [[*others, metric, 'deviation', 'seeds']]
     for values, of_seeds in over_seeds(results):
       deviation = statistics.stdev(of_seeds) if len(of_seeds) > 1 else float('nan')
-      cells = [*values.values(), f'{statistics.mean(of_seeds):.4f}', f'{deviation:.4f}',
-               len(of_seeds)]
-      lines.append(f'| {" | ".join(map(str, cells))} |')
-  text = '\n'.join(lines) + '\n'
+      means.append([*values.values(), f'{statistics.mean(of_seeds):.4f}', f'{deviation:.4f}',
+                    len(of_seeds)])
+    tables.append(console.markdown_table(means))
+  text = '\n\n'.join(tables) + '\n'
   (workdir / 'sweep.md').write_text(text)
   return text
 

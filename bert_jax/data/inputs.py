@@ -123,8 +123,18 @@ class InputRows(NamedTuple):
   index: np.ndarray  # [R, P] int64 number of the input; -1 in an empty slot
 
 
-def place(inputs: Sequence[Input], members: np.ndarray, row_of: np.ndarray, *, rows: int,
-          length: int, slots: int, pad_id: int, hides: bool = False) -> InputRows:
+def one_per_row(inputs: Sequence[Input], pad_id: int, *, rows: int = 0,
+                length: int = 0) -> InputRows:
+  """Places each input into its own row; 0 = as many rows, or tokens, as the inputs need."""
+  numbers = np.arange(len(inputs))
+  return place_in_rows(inputs, numbers, numbers, rows=rows or len(inputs), slots=1,
+                       length=length or max(len(x.ids) for x in inputs), pad_id=pad_id,
+                       hides=any(x.hidden for x in inputs))
+
+
+def place_in_rows(inputs: Sequence[Input], members: np.ndarray, row_of: np.ndarray, *,
+                  rows: int, length: int, slots: int, pad_id: int,
+                  hides: bool = False) -> InputRows:
   """Places inputs into rows.
 
   Args:

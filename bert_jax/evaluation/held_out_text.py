@@ -49,10 +49,8 @@ def _batches(bert: Bert, pieces: list[list[int]], length: int, rate: float,
   slots = max(1, math.ceil(rate * length))
   for first in range(0, len(pieces), rows):
     window = pieces[first:first + rows]
-    numbers = np.arange(len(window))
     joined = [inputs_lib.join(bert.tokenizer, piece) for piece in window]
-    placed = inputs_lib.place(joined, numbers, numbers, rows=rows, length=length, slots=1,
-                              pad_id=bert.tokenizer.pad_id)
+    placed = inputs_lib.one_per_row(joined, bert.tokenizer.pad_id, rows=rows, length=length)
     positions, is_real = np.zeros((2, rows, slots), np.int32)
     for row, piece in enumerate(window):
       # 1 + skips [CLS], which needs no prediction.

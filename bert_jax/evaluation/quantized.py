@@ -76,10 +76,7 @@ class Texts:
     return [(row.text('text'),) for row in rows], None
 
   def _batch(self, inputs, pad_id: int) -> dict[str, np.ndarray]:
-    numbers = np.arange(len(inputs))
-    tokens = inputs_lib.place(
-        inputs, numbers, numbers, rows=len(inputs), slots=1,
-        length=max(len(x.ids) for x in inputs), pad_id=pad_id).tokens
+    tokens = inputs_lib.one_per_row(inputs, pad_id).tokens
     return {'input_ids': tokens.ids, 'token_type_ids': tokens.type_ids,
             'attention_mask': tokens.text_ids}
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from etils import epath
 
-from bert_jax.runtime import storage
+from bert_jax.runtime import console, storage
 
 
 class Report(NamedTuple):
@@ -53,9 +53,7 @@ def text(report: Report) -> str:
 
 def markdown(report: Report) -> str:
   """The table in Markdown."""
-  head, *rows = _cells(report)
-  lines = [head, ['---'] * len(head), *rows]
-  return '\n'.join(f'| {" | ".join(line)} |' for line in lines) + '\n'
+  return console.markdown_table(_cells(report)) + '\n'
 
 
 def _picture(report: Report) -> bytes:

@@ -13,8 +13,7 @@ import tqdm
 from bert_jax.errors import require, require_choice
 from bert_jax.evaluation.report import Report
 from bert_jax.inference import beir, json_lines, search, short_vectors, stored_vectors
-from bert_jax.inference import bert as bert_lib
-from bert_jax.inference.bert import Bert
+from bert_jax.inference.bert import Bert, load_cross_encoder
 from bert_jax.interop.late_layout import LateLayout
 from bert_jax.interop.sentence_layout import DOCUMENT, QUERY
 from bert_jax.runtime.console import print_summary
@@ -160,9 +159,7 @@ def evaluate(bert: Bert, source: str, path: epath.Path, *, split: str = 'test',
   """
   require_choice('--precision', precision, short_vectors.PRECISIONS)
   # Before the search, which takes long: raises UserError for another task's model.
-  reranker = bert_lib.load(rerank) if rerank else None
-  if reranker:
-    reranking.RerankingKind.head_of(reranker)
+  reranker = load_cross_encoder(rerank)
   if isinstance(bert.model.sentence, LateLayout):
     for flag, given in (('pooling', pooling), ('max_len', max_len),
                         ('precision', precision != 'float32')):

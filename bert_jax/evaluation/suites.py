@@ -89,9 +89,9 @@ def run(model: str, suite: str, data: str, output: str, options: dict[str, Any],
   storage.make_parent('--output', path)
   # Check before any work that no output file is the data, or exists.
   files = report.files(path, *chosen.writes)
-  storage.spare('--output', output, files, [data])
+  storage.require_not_read('--output', output, files, [data])
   if not overwrite:
-    storage.keep('--output', output, *reversed(files))
+    storage.require_absent('--output', output, *reversed(files))
   result = chosen.evaluate(chosen.load(model, step, allow_older), data, path, **options)
   print(report.text(result))
   facts = {'suite': suite, 'model': model, 'step': step, 'data': data, **result.facts}

@@ -52,13 +52,13 @@ def _config(name: str, model: Pretrained, kind: type[task_kind.TaskKind],
   config = changed(config, {
       'init_from': name,
       'max_len': min(longest, model.config.max_positions),
-      **initial.unset_sizes(config, vars(model.config)),
+      **initial.sizes_if_unset(config, vars(model.config)),
       **{f'data.{field}': x for field, x in fields.items() if field in config.data}})
   # --fields take precedence over both.
   data = finetuning_data.replaced(config.data, replaced, '--fields',
                                   finetuning_data.string_fields(config.data))
   config = changed(config, {f'data.{field}': value for field, value in data.items()})
-  config = changed(config, initial.unset_layout(config, {}, model))
+  config = changed(config, initial.layout_if_unset(config, {}, model))
   config_lib.check_values(config)
   kind.files.check(config)
   return config

@@ -23,7 +23,7 @@ def vocabulary_of_model(config: ConfigDict) -> str:
 
 def more_than_all_examples(config: ConfigDict, job) -> str:
   """A batch size above the number of examples has no effect."""
-  count = job.data.train.batches.features.count
+  count = job.data.train.features.count
   # A batch is a multiple of this number, so the maximum is rounded up to a multiple.
   least = job.data.feed.of * config.optimizer.accumulation
   most = -(-count // least) * least

@@ -15,7 +15,7 @@ from bert_jax.inference.loaded_model import LoadedModel, Text, put_tokens
 from bert_jax.interop import load as load_lib
 from bert_jax.interop.late_layout import LateLayout
 from bert_jax.interop.sentence_layout import DOCUMENT, QUERY, unit
-from bert_jax.model.pooling import POOLINGS, TOKEN_VECTORS, combine_texts
+from bert_jax.model.pooling import POOLINGS, TOKEN_VECTORS, combine_chunks_on_host
 from bert_jax.runtime import platforms
 from bert_jax.tasks import late_interaction, reranking
 
@@ -143,7 +143,7 @@ class Bert(LoadedModel):
       vectors = np.zeros((0, width), np.float32)
     # Before the dense layers: they take one vector of each text.
     if len(owners) > len(texts):
-      vectors = combine_texts(vectors, owners, long)
+      vectors = combine_chunks_on_host(vectors, owners, long)
     vectors = own.finished(vectors, normalize)
     require(dim is None or 1 <= dim <= vectors.shape[1],
             f'dim={dim}: the vectors of this model have 1 to {vectors.shape[1]} entries')
@@ -361,3 +361,11 @@ def load(directory: str, step: int | None = None, allow_older: bool = False,
     dtype = platforms.fast_dtype(jax.default_backend())
   config = dataclasses.replace(model.config, dtype=dtype or model.config.dtype)
   return Bert(dataclasses.replace(model, config=config))
+
+
+def load_cross_encoder(name: str) -> Bert | None:
+  """Loads a reranker; '' = None. Raises UserError for a model of another task."""
+  bert = load(name) if name else None
+  if bert:
+    reranking.RerankingKind.head_of(bert)
+  return bert

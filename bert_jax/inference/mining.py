@@ -8,7 +8,7 @@ import numpy as np
 
 from bert_jax.errors import require
 from bert_jax.inference import beir, json_lines, search, stored_vectors
-from bert_jax.inference.bert import Bert, load
+from bert_jax.inference.bert import Bert, load, load_cross_encoder
 from bert_jax.interop.sentence_layout import DOCUMENT, QUERY
 from bert_jax.labelled import table
 from bert_jax.runtime import console, storage
@@ -74,19 +74,10 @@ def _pairs(source: str, query: str, positive: str) -> list[tuple[str, str]]:
   return pairs
 
 
-def _teacher(name: str) -> Bert | None:
-  """Loads a cross-encoder, if any; raises UserError for another model."""
-  bert = load(name) if name else None
-  if bert:
-    reranking.RerankingKind.head_of(bert)
-  return bert
-
-
 def mine(model: str, source: str, corpus: str, output: str, *,
-         columns: Sequence[str] = ('query', 'positive'), ranks: tuple[int, int] = (1, 50),
-         count: int = 1, margin: float = 0.05, pooling: str | None = None,
-         max_len: int | None = None, teacher: str = '', step: int | None = None,
-         allow_older: bool = False):
+         columns: Sequence[str], ranks: tuple[int, int], count: int, margin: float,
+         pooling: str | None, max_len: int | None, teacher: str, step: int | None,
+         allow_older: bool):
   """Mines hard negatives for pairs of a query and a positive, and writes JSON lines.
 
   A line is {"query", "positive", "negative_1", ..., "negatives"}, the hardest negative
@@ -120,7 +111,7 @@ def mine(model: str, source: str, corpus: str, output: str, *,
   storage.make_parent('--output', path)
   bert = load(model, step, allow_older)
   options: dict[str, Any] = {'pooling': pooling, 'max_len': max_len}
-  scorer = _teacher(teacher)  # before the search, which takes long
+  scorer = load_cross_encoder(teacher)  # before the search, which takes long
   query_file, positive_file, documents = (path.parent / f'{path.name}.{name}.npy'
                                           for name in ('queries', 'positives', 'corpus'))
   all_queries, all_positives = zip(*pairs)

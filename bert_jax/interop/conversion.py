@@ -67,10 +67,7 @@ def _check_sound(source: str):
   """Checks the model in a folder, and every checkpoint of a workdir; raises UserError."""
   folder = epath.Path(source)
   if (folder / native.WORKDIR_FILE).exists():
-    checkpoints = [checkpoint.absolute(folder) / name / str(step)
-                   for name in checkpoint.FOLDERS
-                   for step in integrity.steps(folder / name)]
-    damaged = []
+    checkpoints, damaged = checkpoint.complete(folder), []
     for path in checkpoints:
       name = f'{path.parent.name}/{path.name}'
       try:

@@ -267,13 +267,12 @@ def card(model: Pretrained, header: Sequence[str], usage: Sequence[str]) -> str:
   rows = {'Data': facts.get('data'), 'Steps': facts.get('steps'),
           'Parts': model.parts, 'Labels': ', '.join(model.labels),
           'Command': facts.get('command') and f'`{facts["command"]}`'}
-  table = [f'| {name} | {value} |' for name, value in rows.items() if value]
+  table = console.markdown_table([('', ''), *(row for row in rows.items() if row[1])])
   # A run that diverged has scores such as NaN, and a file may hold anything.
-  scores = [f'| {name} | {value:.4f} |'
-            for name, value in (facts.get('scores') or {}).items()
+  scores = [(name, f'{value:.4f}') for name, value in (facts.get('scores') or {}).items()
             if isinstance(value, (int, float)) and math.isfinite(value)]
-  if facts.get('scores'):
-    scores = ['Held-out scores:', '', '| | |', '| --- | --- |', *scores, '']
+  held_out = (['Held-out scores:', '', console.markdown_table([('', ''), *scores]), '']
+              if scores else [])
   return '\n'.join([
       '---', *header, '- bert', '- bert_jax', '---', '',
       f'# BERT, {c.num_layers} layers of {c.hidden_size}', '',
@@ -281,7 +280,7 @@ def card(model: Pretrained, header: Sequence[str], usage: Sequence[str]) -> str:
       f'({model.tokenizer.kind}), inputs of up to {c.max_positions} tokens. Exported '
       f'from `{facts.get("source", "bert_jax")}` by bert_jax; every tensor, the outputs '
       'and the tokenization were compared with the source.', '',
-      '| | |', '| --- | --- |', *table, '', *scores,
+      table, '', *held_out,
       '```python', *usage, '```', ''])
 
 

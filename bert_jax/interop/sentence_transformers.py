@@ -144,10 +144,7 @@ def save(model: Pretrained, directory: epath.Path):
 
 def _one_in_a_row(inputs: list[inputs_lib.Input], pad_id: int) -> tuple[Tokens, jax.Array]:
   """Places each text or pair into its own row; returns the rows and their starts."""
-  numbers = np.arange(len(inputs))
-  placed = inputs_lib.place(
-      inputs, numbers, numbers, rows=len(inputs), slots=1, pad_id=pad_id,
-      length=max(len(x.ids) for x in inputs), hides=any(x.hidden for x in inputs))
+  placed = inputs_lib.one_per_row(inputs, pad_id)
   return jax.tree.map(jnp.asarray, (placed.tokens, placed.starts))
 
 

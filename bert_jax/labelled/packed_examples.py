@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bert_jax.data import packing
-from bert_jax.data.inputs import Input, place
+from bert_jax.data.inputs import Input, place_in_rows
 from bert_jax.data.tokens import Tokens
 
 _LENGTH_MULTIPLE = 64  # L is a multiple of this
@@ -73,6 +73,11 @@ class Batch(NamedTuple):
   row: np.ndarray  # [R] int32, the number of each row in the step
   targets: np.ndarray | None  # [E, ...], see `Features`
   token_targets: np.ndarray | None  # [R, L, ...] int32; 0 on padding
+
+  @property
+  def is_real(self) -> jax.Array:
+    """[E] float32, 1 for an example, 0 for padding."""
+    return (self.members[:, 0] >= 0).astype(jnp.float32)
 
   def by_example(self, values: jax.Array) -> jax.Array:
     """Gathers values of a microbatch's inputs by example: [R, P, ...] -> [E, C, ...].
@@ -198,7 +203,7 @@ class Batches:
   def _microbatch(self, packed: _Packed, rows: int) -> tuple[Batch, np.ndarray]:
     """Returns the batch, and the index of the input in each slot [R, P]; -1 = none."""
     f = self.features
-    placed = place(
+    placed = place_in_rows(
         f.inputs, packed.inputs, packed.row_of, rows=rows, length=self.length,
         slots=self._slots, pad_id=self._pad_id, hides=self._hides)
     # The model pools by slot, and `members` maps an example to its slots. Examples have

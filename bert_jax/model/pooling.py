@@ -114,7 +114,7 @@ def combine_chunks(vectors: jax.Array, exists: jax.Array, how: str) -> jax.Array
   return (vectors * real).sum(1) / jnp.maximum(real.sum(1), 1)
 
 
-def combine_texts(vectors: np.ndarray, owners: np.ndarray, how: str) -> np.ndarray:
+def combine_chunks_on_host(vectors: np.ndarray, owners: np.ndarray, how: str) -> np.ndarray:
   """Combines the chunks of each text, in host arrays: [chunks, D] -> [texts, D].
 
   `owners` [chunks] is the index of each chunk's text, ascending from 0 without gaps. For

@@ -19,15 +19,6 @@ from bert_jax.objectives.masking import Masked
 _TEMPERATURE = 2.0
 
 
-def soft_cross_entropy(student: jax.Array, teacher: jax.Array) -> jax.Array:
-  """Returns T^2 KL(teacher || student) of logits softened by T: [..., V] -> [...].
-
-  Hinton et al. 2015, section 2: T^2 keeps the size of the gradients independent of T.
-  """
-  student, teacher = (jax.nn.log_softmax(x / _TEMPERATURE) for x in (student, teacher))
-  return _TEMPERATURE**2 * jnp.sum(jnp.exp(teacher) * (teacher - student), axis=-1)
-
-
 def cosine_distance(a: jax.Array, b: jax.Array) -> jax.Array:
   """1 - cos(a, b) in float32: [..., D] -> [...]."""
   a, b = a.astype(jnp.float32), b.astype(jnp.float32)
@@ -87,7 +78,8 @@ class Distillation(objective.Objective):
       positions = jnp.broadcast_to(jnp.arange(piece_length), real.shape)
       student = self.model.apply(params, student, positions, method='mlm_logits')
       teacher = self.teacher.apply(frozen, teacher, positions, method='mlm_logits')
-      return total + losses.weighted(soft_cross_entropy(student, teacher), real)[0], None
+      divergence = losses.soft_cross_entropy(student, teacher, _TEMPERATURE)
+      return total + losses.weighted(divergence, real)[0], None
 
     # Inside a scan XLA cannot merge the forward and the recomputed logits, so the
     # barriers that prevent_cse=True adds would only cost time.

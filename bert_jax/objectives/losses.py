@@ -33,6 +33,21 @@ def cross_entropy(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.
   return log_partition - chosen, chosen >= highest
 
 
+def binary_cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:
+  """Cross-entropy of the sigmoid of logits, in nats, in a form that does not overflow."""
+  return jnp.logaddexp(0, logits) - targets * logits
+
+
+def soft_cross_entropy(student: jax.Array, teacher: jax.Array,
+                       temperature: float) -> jax.Array:
+  """T^2 KL(teacher || student) of logits divided by T, the temperature: [..., V] -> [...].
+
+  Hinton et al. 2015, section 2: T^2 keeps the size of the gradients independent of T.
+  """
+  student, teacher = (jax.nn.log_softmax(x / temperature) for x in (student, teacher))
+  return temperature**2 * jnp.sum(jnp.exp(teacher) * (teacher - student), axis=-1)
+
+
 def weighted(values: jax.Array, weights: jax.Array) -> tuple[jax.Array, jax.Array]:
   """Returns (sum of values * weights, sum of weights) of two arrays of equal shape."""
   return jnp.sum(values * weights), jnp.sum(weights)

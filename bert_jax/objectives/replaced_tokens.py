@@ -98,8 +98,7 @@ class ReplacedTokens(objective.Objective):
     scores = self.model.apply({'params': discriminator}, tokens._replace(ids=ids),
                               method='rtd_logits', **objective.with_dropout(second))
     real = (tokens.text_ids > 0).astype(jnp.float32)
-    # The binary cross-entropy of the scores, in a form that does not overflow.
-    rtd_loss = jnp.logaddexp(0, scores) - scores * replaced
+    rtd_loss = losses.binary_cross_entropy(scores, replaced)
     return {**losses.classification(logits, masked.targets, masked.weights, 'mlm_'),
             'rtd_loss': losses.weighted(rtd_loss, real),
             'rtd_accuracy': losses.weighted((scores > 0) == (replaced > 0), real),

@@ -62,6 +62,12 @@ def check_fits(mesh: Mesh, batch_size: int, accumulation: int, num_heads: int):
           f'{mesh.shape["model"]}')
 
 
+def split_rows(batch: Any, parts: int) -> Any:
+  """[rows, ...] -> [parts, rows / parts, ...]; each part has rows of every device."""
+  return jax.tree.map(
+      lambda x: x.reshape(-1, parts, *x.shape[1:]).swapaxes(0, 1), batch)
+
+
 def batch_sharding(mesh: Mesh) -> NamedSharding:
   """Shards rows over the batch axes; all other dimensions stay whole."""
   return NamedSharding(mesh, PartitionSpec(BATCH_AXES))

@@ -58,7 +58,7 @@ def pretraining(config: ConfigDict, phase: Phase) -> Work:
               word_start=tokens if settings.unit != 'token' else None,
               mask_rate=(jax.ShapeDtypeStruct((b,), jnp.float32) if settings.final_rate
                          else None))
-  teacher = initial.teacher(config)
+  teacher = initial.load_teacher(config)
   objective = objectives.create(
       config.objective, config.data.sequences, config_lib.bert_config(config.model),
       teacher and teacher.config)

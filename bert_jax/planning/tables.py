@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from bert_jax.planning.estimate import Estimate, Largest
+from bert_jax.runtime.console import markdown_table
 
 _GIB = 2**30
 _LARGEST_OPERATIONS = 10
@@ -80,16 +81,9 @@ def lines(e: Estimate, price: float) -> Iterator[tuple[str, str]]:
                       f'{_number(e.chip_hours)} chip-hours{cost}')
 
 
-def table(rows: Sequence[Sequence[str]]) -> str:
-  """Formats rows as a Markdown table; the first row is the header."""
-  head, *rest = rows
-  return '\n'.join([f'| {" | ".join(head)} |', '| --- ' * len(head) + '|',
-                    *(f'| {" | ".join(row)} |' for row in rest)])
-
-
 def weak_scaling(e: Estimate) -> str:
   """A table of the bytes that a device sends in a step, by the number of devices."""
-  return table([['devices', *map(str, e.weak_scaling)],
+  return markdown_table([['devices', *map(str, e.weak_scaling)],
                 ['sent', *(_amount(size, 'B') for size in e.weak_scaling.values())]])
 
 
@@ -103,7 +97,7 @@ def operations(e: Estimate) -> str:
     cycles = [f'{x.cycles / all_cycles:.0%}'] if all_cycles else []
     rows.append([_amount(x.bytes, 'B'), f'{x.bytes / e.traffic:.0%}', *cycles,
                  x.part or "the compiler's copies", x.module, x.kind, str(x.count)])
-  return table(rows)
+  return markdown_table(rows)
 
 
 def compared(plans: dict[str, list[Estimate]], price: float) -> str:
@@ -122,11 +116,11 @@ def compared(plans: dict[str, list[Estimate]], price: float) -> str:
                 f'{total:,.0f}',
                 *([f'{total * price:,.0f}'] if price else [])]
     rows.append(cells + [''] * (len(rows[0]) - len(cells)))
-  return table(rows)
+  return markdown_table(rows)
 
 
 def largest(results: Sequence[Largest]) -> str:
   """A table of the results of a search."""
-  return table([['sharding', 'remat', 'rows a device', 'GiB'],
+  return markdown_table([['sharding', 'remat', 'rows a device', 'GiB'],
                 *([x.preset, x.remat, str(x.rows) if x.rows else 'none',
                    f'{x.memory / _GIB:.2f}'] for x in results)])

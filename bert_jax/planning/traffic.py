@@ -137,7 +137,7 @@ def _size(x: Instruction) -> int:
   return sum(array.size for array in hlo.arrays(x.result))
 
 
-def place(x: Instruction) -> tuple[str, str, str]:
+def parse_op_name(x: Instruction) -> tuple[str, str, str]:
   """(part, module, kind) of an instruction, parsed from JAX's name of the operation."""
   match = re.search(r'op_name="(jit\([^":]*)', x.attributes)
   if not match:
@@ -162,7 +162,7 @@ def operations(text: str) -> list[Operation]:
     cycles = int(match[1]) if match else 0
     # Bookkeeping instructions cost nothing and would only fill the table.
     if size or cycles:
-      key = place(x)
+      key = parse_op_name(x)
       count, *sums = totals.get(key, (0, 0, 0))
       totals[key] = count + 1, sums[0] + times * size, sums[1] + times * cycles
   return sorted((Operation(*key, *values) for key, values in totals.items()),

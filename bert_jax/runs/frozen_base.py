@@ -59,5 +59,5 @@ def save(job: Job, workdir: epath.Path):
   # A run that was killed before its first checkpoint may leave an incomplete base.
   if not jax.process_index() and folder.exists():
     folder.rmtree()
-  processes.anywhere(False)  # a barrier: the others wait for the deletion
+  processes.barrier()  # the others wait for the deletion
   native.save(job.base, folder)

@@ -74,7 +74,7 @@ def load(config: ConfigDict) -> Pretrained:
                              params=unflatten_dict(params, sep='/'))
 
 
-def teacher(config: ConfigDict) -> Pretrained | None:
+def load_teacher(config: ConfigDict) -> Pretrained | None:
   """Loads the model `teacher`, if any, to compute like the student but without dropout.
 
   Raises UserError if it cannot teach this student.
@@ -144,13 +144,13 @@ def frozen(model: Pretrained | None) -> Any:
       if group == 'mlm' or (group == 'pooler' and model.config.pooler_is_shared)])
 
 
-def unset_sizes(config: ConfigDict, sizes: Mapping[str, Any]) -> dict[str, Any]:
+def sizes_if_unset(config: ConfigDict, sizes: Mapping[str, Any]) -> dict[str, Any]:
   """The unset fields of the group `model`, with their values in `sizes`."""
   return {f'model.{name}': value for name, value in sizes.items()
           if config.model.get(name) is None}
 
 
-def _unset_pooling(config: ConfigDict, run_json: Mapping[str, Any],
+def _pooling_if_unset(config: ConfigDict, run_json: Mapping[str, Any],
                    model: Pretrained | None) -> dict[str, str]:
   """data.pooling, if the config leaves it to the model: the model's own, else the mean.
 
@@ -183,17 +183,17 @@ def _unset_pooling(config: ConfigDict, run_json: Mapping[str, Any],
   return {'data.pooling': own.pooling[0]}
 
 
-def unset_layout(config: ConfigDict, run_json: Mapping[str, Any],
+def layout_if_unset(config: ConfigDict, run_json: Mapping[str, Any],
                  model: Pretrained | None) -> dict[str, Any]:
   """The fields about the layout that the config leaves to the model.
 
   A resumed run takes them from its run.json. Raises UserError if a run has no field for a
   part of the layout.
   """
-  return {**_unset_pooling(config, run_json, model), **_unset_late(config, run_json, model)}
+  return {**_pooling_if_unset(config, run_json, model), **_late_if_unset(config, run_json, model)}
 
 
-def _unset_late(config: ConfigDict, run_json: Mapping[str, Any],
+def _late_if_unset(config: ConfigDict, run_json: Mapping[str, Any],
                 model: Pretrained | None) -> dict[str, Any]:
   """The fields of late interaction."""
   if config.task != late_interaction.LateKind.name:
@@ -201,7 +201,7 @@ def _unset_late(config: ConfigDict, run_json: Mapping[str, Any],
   earlier = run_json['config']['data'] if run_json else {}
   own = model.sentence if model and isinstance(model.sentence, LateLayout) else None
   if not own:
-    return late_interaction.unset_fields(config.data, earlier, None, {}, 0,
+    return late_interaction.fields_if_unset(config.data, earlier, None, {}, 0,
                                          config.max_len)
   texts = own.texts
   require((own.normalizes, texts.only, texts.skipped_in) == (True, (), (DOCUMENT,)),
@@ -209,7 +209,7 @@ def _unset_late(config: ConfigDict, run_json: Mapping[str, Any],
           'skiplist_tasks, or for vectors without a Normalize')
   document = own.first_prompt(DOCUMENT_PROMPTS)
   prompts = dict(own.prompts) | {DOCUMENT: own.prompts[document] if document else ''}
-  return late_interaction.unset_fields(config.data, earlier, texts, prompts,
+  return late_interaction.fields_if_unset(config.data, earlier, texts, prompts,
                                        len(model.labels), config.max_len)
 
 
@@ -225,7 +225,7 @@ def check_named(config: ConfigDict, has_started: bool = False):
           'model: give its folder as init_from')
 
 
-def unset_vocabulary(config: ConfigDict, model: Pretrained | None,
+def vocabulary_if_unset(config: ConfigDict, model: Pretrained | None,
                      workdir: epath.Path) -> dict[str, Any]:
   """The fields for reading text with the model's vocabulary, if the config has no other.
 
@@ -331,7 +331,7 @@ def from_model(fresh: Any, model: Pretrained, name: str, reinit_layers: int = 0)
   for path, x in ours.items():
     if path not in theirs:
       continue
-    ours[path] = state_lib.place(np.asarray(theirs[path]), x)
+    ours[path] = state_lib.shard_like(np.asarray(theirs[path]), x)
     if reinit_layers and '/layers/' in path:
       ours[path] = jax.jit(merge, out_shardings=x.sharding)(ours[path], x)
   return unflatten_dict(ours, sep='/')

@@ -56,10 +56,10 @@ def make_job(config: FrozenConfigDict, model: Pretrained | None, mesh: Mesh,
   Raises UserError for a mistake in the config or the corpus.
   """
   masking_config = MaskingConfig(**config.masking)
-  teacher = initial.teacher(config)
+  teacher = initial.load_teacher(config)
   fields = {}
   if config.init_from or teacher:
-    fields = initial.unset_vocabulary(config, model or teacher, workdir)
+    fields = initial.vocabulary_if_unset(config, model or teacher, workdir)
   asked, config = config.model.vocab_size, config_fields.changed(config, fields)
   corpus = dataset.open_corpus(config.data, asked, workdir, jax.process_count())
   # A given vocabulary has its own size, and a small corpus yields fewer entries.

@@ -107,11 +107,11 @@ def with_model(config: ConfigDict, mesh: Mesh, run_json: Mapping[str, Any] = {},
   """
   config = changed(config, config_lib.dtype_on(mesh, config))
   sizes = run_json['config']['model'] if run_json else {}
-  config = changed(config, initial.unset_sizes(config, sizes))
+  config = changed(config, initial.sizes_if_unset(config, sizes))
   model = initial.load(config) if config.init_from and not has_started else None
   config = changed(
-      config, initial.unset_sizes(config, vars(model.config) if model else {}))
-  config = changed(config, initial.unset_layout(config, run_json, model))
+      config, initial.sizes_if_unset(config, vars(model.config) if model else {}))
+  config = changed(config, initial.layout_if_unset(config, run_json, model))
   initial.check_named(config, has_started)
   config_lib.check_sizes(config, mesh)
   return config, model

@@ -84,7 +84,7 @@ def _seconds_per_step(config: FrozenConfigDict,
   # Random parameters suffice: their values do not change the time of a step.
   state = init(state_lib.root_key(config.seed))
   state = state._replace(
-      frozen=state_lib.place(nn.unbox(job.task.frozen), abstract.frozen))
+      frozen=state_lib.shard_like(nn.unbox(job.task.frozen), abstract.frozen))
   seconds = first_step = 0
   for phase in config_lib.phases_of(provisional):
     most = first_step + _WARM + 1 + _MOST

@@ -1,6 +1,6 @@
 """Console output: two-column summaries, notes and durations."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 import functools
 import os
 import sys
@@ -19,6 +19,13 @@ def print_summary(lines: Iterable[tuple[str, str]]):
   import jax
   if not jax.process_index():
     print_lines(lines)
+
+
+def markdown_table(rows: Iterable[Sequence[Any]]) -> str:
+  """Formats rows as a Markdown table; the first row is the header."""
+  head, *rest = ([str(cell).replace('|', r'\|') for cell in row] for row in rows)
+  lines = [head, ['---'] * len(head), *rest]
+  return '\n'.join(f'| {" | ".join(line)} |' for line in lines)
 
 
 @functools.cache

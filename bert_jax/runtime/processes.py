@@ -220,6 +220,11 @@ def anywhere(value: bool) -> bool:
   return any(gathered(value))
 
 
+def barrier():
+  """Waits for all processes."""
+  anywhere(False)
+
+
 # ---- watching --------------------------------------------------------------------------
 
 

@@ -131,7 +131,7 @@ def make_parent(flag: str, path: epath.Path):
   make_writable(through_link(path).parent, f'{flag}={path}')
 
 
-def keep(flag: str, output: str, *paths: epath.Path):
+def require_absent(flag: str, output: str, *paths: epath.Path):
   """Raises UserError if a file of an output exists; see `check` for buckets."""
   check(flag, output)
   for path in paths:
@@ -141,7 +141,7 @@ def keep(flag: str, output: str, *paths: epath.Path):
             'to replace it')
 
 
-def spare(flag: str, output: str, paths: Iterable[epath.Path],
+def require_not_read(flag: str, output: str, paths: Iterable[epath.Path],
           sources: Iterable[str | None]):
   """Raises UserError if a file of an output is one of the files or globs `sources`."""
   read = {os.path.realpath(path) for source in sources if source
@@ -173,7 +173,7 @@ def exclusive(flag: str, output: str | None, *sources: str | None,
     return
   require(not os.path.exists(output) or os.path.isfile(output) or os.path.isdir(output),
           f'{flag}={output} is a device or a pipe: give a file')
-  spare(flag, output, [epath.Path(output)], sources)
+  require_not_read(flag, output, [epath.Path(output)], sources)
   # The lock is in the cache folder, so that it leaves no file next to the output.
   name = hashlib.sha256(os.path.realpath(output).encode()).hexdigest()[:16]
   lock = filelock.FileLock(host.cache_folder() / 'locks' / name, blocking=False)
@@ -187,7 +187,7 @@ def exclusive(flag: str, output: str | None, *sources: str | None,
     pass
   try:
     if not overwrite:
-      keep(flag, output, epath.Path(output))
+      require_absent(flag, output, epath.Path(output))
     yield
   finally:
     lock.release()

@@ -33,6 +33,10 @@ class Split(NamedTuple):
   examples: Sequence[Any]
   batches: Batches
 
+  @property
+  def features(self) -> Features:
+    return self.batches.features
+
 
 class Output(NamedTuple):
   """The reduced logits of one batch, on the host."""

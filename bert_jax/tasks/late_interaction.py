@@ -114,20 +114,17 @@ class LateInteraction(sentence_embedding.SentenceEmbedding):
     are the softmax of scores / temperature over the documents of an example.
     """
     exists = batch.members >= 0  # [E, C]
-    is_real = exists[:, 0].astype(jnp.float32)
     of_examples, right = sentence_embedding.contrast_scores(
         logits / self.temperature, exists)
     # A file of data.eval has a score for each pair instead, and needs no loss.
     if self.distills and batch.targets.ndim == 2:
       own = logits.reshape(len(logits), -1, len(logits))  # [E, C - 1, E]
       own = jnp.moveaxis(jnp.diagonal(own, axis1=0, axis2=2), -1, 0)  # [E, C - 1]
-      student, teacher = (
-          jax.nn.log_softmax(jnp.where(exists[:, 1:], x / self.temperature, layers.MASKED))
-          for x in (own, batch.targets))
-      divergence = jnp.sum(jnp.exp(teacher) * (teacher - student), axis=-1)
-      of_examples = divergence * self.temperature ** 2
-    return {'loss': losses.weighted(of_examples, is_real),
-            'accuracy': losses.weighted(right, is_real)}
+      student, teacher = (jnp.where(exists[:, 1:], x, layers.MASKED)
+                          for x in (own, batch.targets))
+      of_examples = losses.soft_cross_entropy(student, teacher, self.temperature)
+    return {'loss': losses.weighted(of_examples, batch.is_real),
+            'accuracy': losses.weighted(right, batch.is_real)}
 
   def reduced(self, logits: jax.Array) -> jax.Array:
     """Returns the score of each query and its first document: [E, 1]."""
@@ -142,7 +139,7 @@ def inputs_of(data: Mapping[str, Any]) -> LateInputs:
                     skipped=tuple(data['skipped_words']))
 
 
-def unset_fields(data: ConfigDict, earlier: Mapping[str, Any], texts: LateInputs | None,
+def fields_if_unset(data: ConfigDict, earlier: Mapping[str, Any], texts: LateInputs | None,
                  prompts: Mapping[str, str], width: int, max_len: int) -> dict[str, Any]:
   """Returns the fields of `data` that the user left to the model `init_from`.
 

@@ -8,7 +8,6 @@ import dataclasses
 import functools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from scipy import special
 
@@ -37,8 +36,7 @@ class MultipleChoice(finetuning.InputScoring):
 
   def metrics(self, logits: jax.Array, batch: packed_examples.Batch) -> losses.Metrics:
     """Returns cross-entropy 'loss' and 'accuracy' of logits [E, C] over the C choices."""
-    is_real = (batch.members[:, 0] >= 0).astype(jnp.float32)
-    return losses.classification(logits, batch.targets, is_real)
+    return losses.classification(logits, batch.targets, batch.is_real)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +74,7 @@ class ChoiceFiles(finetuning_data.ExampleFiles):
 
   def scores(self, split, outputs):
     predicted = finetuning_data.by_example(outputs).argmax(1)
-    return {'accuracy': float(np.mean(predicted == split.batches.features.targets))}
+    return {'accuracy': float(np.mean(predicted == split.features.targets))}
 
 
 class ChoiceKind(task_kind.TaskKind):

@@ -201,7 +201,7 @@ class QuestionFiles(finetuning_data.ExampleFiles):
   def candidates(self, split: finetuning_data.Split,
                  outputs: list[finetuning_data.Output]) -> Candidates:
     """Returns the best spans of each question of a file, and its score of no answer."""
-    f = split.batches.features
+    f = split.features
     logits = finetuning_data.by_input(outputs, len(f.inputs))
     return _candidates(f.contexts, logits, n_best=self.n_best,
                        max_answer_len=self.max_answer_len)

@@ -94,13 +94,13 @@ class Reranking(finetuning.InputScoring):
     if self.kind == 'listwise':
       gold = jax.nn.softmax(jnp.where(exists, batch.targets, layers.MASKED))
       of_queries = -jnp.sum(gold * jax.nn.log_softmax(logits), axis=-1)
-      return {'loss': losses.weighted(of_queries, exists[:, 0].astype(jnp.float32))}
+      return {'loss': losses.weighted(of_queries, batch.is_real)}
     # Absent documents have weight 0 below: their logits only have to be small.
     logits = jnp.where(exists, logits, 0)
     if self.kind == 'graded':
       of_pairs = jnp.square(jax.nn.sigmoid(logits) - batch.targets / self.highest)
     else:
-      of_pairs = jnp.logaddexp(0, logits) - (batch.targets > 0) * logits
+      of_pairs = losses.binary_cross_entropy(logits, batch.targets > 0)
     return {'loss': losses.weighted(of_pairs, exists.astype(jnp.float32))}
 
 

@@ -20,6 +20,7 @@ from bert_jax.errors import require, require_choice
 from bert_jax.labelled import packed_examples, table, unused_fields
 from bert_jax.model import architectures, bert_config, layers, pooling
 from bert_jax.objectives import losses
+from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.tasks import finetuning, finetuning_data, metrics, task_kind
 
 _SCORES = ('pearson', 'spearman')
@@ -148,14 +149,10 @@ class SentenceEmbedding(finetuning.FineTuning):
       inputs, starts, row = part
       return self._applied(params, row, key)(inputs, starts)
 
-    def split(x):
-      # Strided: each part takes rows from every device.
-      return jnp.moveaxis(x.reshape(-1, self.cached_parts, *x.shape[1:]), 1, 0)
-
-    parts = jax.tree.map(split, (batch.tokens, batch.starts, batch.row))
+    parts = mesh_lib.split_rows((batch.tokens, batch.starts, batch.row), self.cached_parts)
     # [n, R / n, P, D]
     vectors = jax.lax.map(jax.checkpoint(encode, prevent_cse=False), parts)
-    # Undoes the stride: `logits` expects the original order of the rows.
+    # `logits` expects the original order of the rows.
     vectors = jnp.moveaxis(vectors, 0, 1).reshape(-1, *vectors.shape[2:])
     return self.logits(lambda *_: vectors, batch)
 
@@ -172,9 +169,8 @@ class SentenceEmbedding(finetuning.FineTuning):
       of_examples = sum(
           weight * contrast(unit(logits[..., :width]), exists, self.temperature)[0]
           for width, weight in self.matryoshka)
-    is_real = exists[:, 0].astype(jnp.float32)
-    return {'loss': losses.weighted(of_examples, is_real),
-            'accuracy': losses.weighted(right, is_real)}
+    return {'loss': losses.weighted(of_examples, batch.is_real),
+            'accuracy': losses.weighted(right, batch.is_real)}
 
   def reduced(self, logits: jax.Array) -> jax.Array:
     """Returns the products of the first two vectors, whole and at each width: [E, 1 + n].
@@ -295,7 +291,7 @@ class EmbeddingFiles(finetuning_data.ExampleFiles):
     """
     results = {}
     for end, cosines in zip(self._ends, finetuning_data.by_example(outputs).T):
-      scores = metrics.regression(split.batches.features.targets, cosines)
+      scores = metrics.regression(split.features.targets, cosines)
       results |= {name + end: scores[name] for name in _SCORES}
     return results
 

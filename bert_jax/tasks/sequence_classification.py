@@ -82,11 +82,11 @@ class SequenceClassification(finetuning.FineTuning):
 
     `logits` are [E, labels] float32.
     """
-    is_real = (batch.members[:, 0] >= 0).astype(jnp.float32)
+    is_real = batch.is_real
     if self.problem == 'regression':
       return {'loss': losses.weighted(jnp.square(logits[:, 0] - batch.targets), is_real)}
     if self.problem == 'multi_label':
-      of_labels = jnp.logaddexp(0, logits) - batch.targets * logits
+      of_labels = losses.binary_cross_entropy(logits, batch.targets)
       return {'loss': losses.weighted(of_labels.mean(-1), is_real)}
     return losses.classification(logits, batch.targets, is_real)
 
@@ -196,7 +196,7 @@ class SequenceFiles(finetuning_data.ExampleFiles):
     return targets if is_multi else targets.argmax(1).astype(np.int32)
 
   def scores(self, split, outputs):
-    gold, logits = split.batches.features.targets, finetuning_data.by_example(outputs)
+    gold, logits = split.features.targets, finetuning_data.by_example(outputs)
     if self.problem == 'regression':
       return metrics.regression(gold, logits[:, 0])
     if self.problem == 'multi_label':
@@ -252,7 +252,7 @@ def class_logits(bert: task_kind.TrainedModel, inputs: Texts,
                                         long)
   pooled = bert.per_text(rows,
                          functools.partial(task_kind.apply_head, head, method='pooled'))
-  vectors = pooling.combine_texts(pooled, owners, long)
+  vectors = pooling.combine_chunks_on_host(pooled, owners, long)
   return np.asarray(head.apply(bert.params, vectors, method='classify'))
 
 

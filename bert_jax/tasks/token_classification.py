@@ -191,7 +191,7 @@ class TokenFiles(finetuning_data.ExampleFiles):
   def predicted(self, split: finetuning_data.Split,
                 outputs: list[finetuning_data.Output]) -> list[list[str]]:
     """Returns the tags of every sentence of a file."""
-    f = split.batches.features
+    f = split.features
     per_token = finetuning_data.by_input(outputs, len(f.inputs))
     return [[self.labels[i] for i in tags] for tags in _of_words(f, per_token)]
 

@@ -43,7 +43,7 @@ class _Manager(ocp.CheckpointManager):
             min_slice_bytes_for_replica_parallel=_SMALLEST_SHARE)))
     handlers = {name: ocp.PyTreeCheckpointHandler(type_handler_registry=arrays)
                 for name in items}
-    handlers[integrity.ITEM] = ocp.JsonCheckpointHandler()
+    handlers[integrity.FINGERPRINTS] = ocp.JsonCheckpointHandler()
     # A kill during a save leaves a temporary folder: without cleanup, orbax would warn.
     super().__init__(folder, item_handlers=handlers, options=ocp.CheckpointManagerOptions(
         create=True, cleanup_tmp_directories=True, **options))
@@ -144,7 +144,7 @@ class Checkpoints:
     if not jax.process_index():
       target.parent.mkdir(parents=True, exist_ok=True)
       folder.rename(target)
-    processes.anywhere(False)  # a barrier: no process reloads before the move
+    processes.barrier()  # no process reloads before the move
     manager.reload()
     console.print_summary([('damaged', f'{folder}: {damage}; it is in {target} now')])
     return None
@@ -255,7 +255,7 @@ def fits(workdir: epath.Path, abstract: TrainState) -> bool:
 
 def _save(manager: _Manager, step: int, items: Mapping[str, Any], **more: Any):
   saved = {name: ocp.args.PyTreeSave(tree) for name, tree in items.items()}
-  saved[integrity.ITEM] = ocp.args.JsonSave(
+  saved[integrity.FINGERPRINTS] = ocp.args.JsonSave(
       sealed.seal({'step': step, 'arrays': integrity.arrays(items), **more}))
   manager.save(step, args=ocp.args.Composite(**saved), force=True)
 
@@ -267,7 +267,7 @@ def on_one_device(abstract: Any) -> Any:
       lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device), abstract)
 
 
-def _complete(workdir: epath.Path) -> list[epath.Path]:
+def complete(workdir: epath.Path) -> list[epath.Path]:
   """The checkpoints of a workdir, sound or not, in the order in which they are used."""
   return [absolute(workdir) / name / str(step) for name in FOLDERS
           for step in reversed(integrity.steps(absolute(workdir) / name))]
@@ -291,10 +291,10 @@ def restore_params(workdir: epath.Path, abstract: Any, step: int | None = None,
   """
   require(any((workdir / name).exists() for name in FOLDERS),
           f'{workdir} holds no checkpoints: train with --workdir={workdir} first')
-  complete = _complete(workdir)
-  names = ', '.join(f'{folder.parent.name}/{folder.name}' for folder in complete)
-  require(bool(complete), f'{workdir} holds no complete checkpoint yet')
-  candidates = [folder for folder in complete if step is None or folder.name == str(step)]
+  kept = complete(workdir)
+  names = ', '.join(f'{folder.parent.name}/{folder.name}' for folder in kept)
+  require(bool(kept), f'{workdir} holds no complete checkpoint yet')
+  candidates = [folder for folder in kept if step is None or folder.name == str(step)]
   require(bool(candidates), f'{workdir} has no checkpoint of step {step}, but {names}')
 
   damage = []
@@ -309,7 +309,7 @@ def restore_params(workdir: epath.Path, abstract: Any, step: int | None = None,
       params = integrity.read(folder, {'params': on_one_device(abstract)})['params']
     except integrity.Damaged as e:
       # A run that is still training may just have deleted this checkpoint.
-      if _complete(workdir) != complete:
+      if complete(workdir) != kept:
         return restore_params(workdir, abstract, step, allow_older)
       damage.append(f'{name} is damaged: {e}')
       continue

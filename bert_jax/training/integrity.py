@@ -17,7 +17,7 @@ from bert_jax.errors import UserError, require
 from bert_jax.runtime import ending, processes, sealed, storage
 from bert_jax.training import fingerprint
 
-ITEM = 'fingerprints'
+FINGERPRINTS = 'fingerprints'
 # Errors of a storage that is busy or refuses access. They say nothing about the data.
 _ACCESS_ERRORS = ('UNAVAILABLE', 'DEADLINE_EXCEEDED', 'RESOURCE_EXHAUSTED',
                   'PERMISSION_DENIED', 'UNAUTHENTICATED', 'CANCELLED')
@@ -57,7 +57,7 @@ def steps(directory: epath.Path) -> list[int]:
 def description(folder: epath.Path) -> dict[str, Any]:
   """The description of the items of a step; raises Damaged if it has changed."""
   try:
-    content = sealed.read(folder / ITEM / 'metadata')
+    content = sealed.read(folder / FINGERPRINTS / 'metadata')
   except UserError as e:
     # Failed access says nothing about the data.
     if isinstance(e.__cause__, PermissionError) or ending.storage_trouble(e.__cause__):

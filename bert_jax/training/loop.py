@@ -146,7 +146,7 @@ def _start(job: Job, config: FrozenConfigDict, workdir: storage.Folder,
     console.print_summary([('resumed', f'from step {step}{repeated}')])
   # No checkpoint has the frozen arrays: the task brings them in every run.
   state = state._replace(
-      frozen=state_lib.place(nn.unbox(job.task.frozen), abstract.frozen))
+      frozen=state_lib.shard_like(nn.unbox(job.task.frozen), abstract.frozen))
   return state, step, owes_evaluation
 
 

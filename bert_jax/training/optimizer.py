@@ -106,7 +106,7 @@ def learning_rate(config: OptimizerConfig, train_steps: int) -> optax.Schedule:
   return schedule
 
 
-def decays(params) -> dict:
+def has_weight_decay(params) -> dict:
   """True for every parameter with weight decay: all except biases and norms."""
   return jax.tree.map(
       lambda kind: kind not in (parameters.Kind.BIAS, parameters.Kind.NORM),
@@ -134,13 +134,13 @@ def make_optimizer(config: OptimizerConfig, train_steps: int,
   Muon and NorMuon multiply matrices in `dtype`, as the model does; the rest is float32.
   """
   moments = dict(b1=config.b1, b2=config.b2, eps=config.eps)
-  decay = optax.add_decayed_weights(config.weight_decay, mask=decays)
+  decay = optax.add_decayed_weights(config.weight_decay, mask=has_weight_decay)
   adam = optax.scale_by_adam(**moments)
   direction = {  # from gradients to updates, with weight decay, before the rate
       'adamw': [adam, decay],
       'bert_adamw': [transforms.scale_by_uncorrected_adam(**moments), decay],
       # As in the code of the paper, parameters without decay are not adapted either.
-      'lamb': [adam, decay, optax.masked(transforms.trust_ratio(), decays)],
+      'lamb': [adam, decay, optax.masked(transforms.trust_ratio(), has_weight_decay)],
       'stable_adamw': [transforms.stable_adam(**moments, decay=decay)],
       'muon': [transforms.muon(adam, jnp.dtype(dtype)), decay],
       'normuon': [transforms.muon(adam, jnp.dtype(dtype), by_neuron=True), decay],
@@ -153,7 +153,7 @@ def make_optimizer(config: OptimizerConfig, train_steps: int,
     # decay would change them.
     steps = [freeze, *steps, freeze]
   if config.layer_decay != 1:
-    steps.append(transforms.decay_rate(config.layer_decay))
+    steps.append(transforms.scale_by_depth(config.layer_decay))
   return optax.chain(
       *steps, optax.scale_by_learning_rate(learning_rate(config, train_steps)))
 

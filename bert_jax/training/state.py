@@ -61,7 +61,7 @@ def make_init(task: Task, optimizer: optax.GradientTransformation, mesh: Mesh,
                             out_shardings=shardings._replace(frozen={})), abstract
 
 
-def place(tree: Any, abstract: Any) -> Any:
+def shard_like(tree: Any, abstract: Any) -> Any:
   """Places host arrays, which every process has in full, sharded like `abstract`."""
   return jax.tree.map(lambda x, like: jax.make_array_from_callback(
       like.shape, like.sharding, x.__getitem__), tree, abstract)
@@ -70,9 +70,7 @@ def place(tree: Any, abstract: Any) -> Any:
 def _sum_over_microbatches(function: Callable[[Any], Any], batch: Any,
                            number: int) -> Any:
   """The sum of `function` over `number` microbatches of a batch."""
-  # Strided, so that each microbatch takes rows from every device.
-  parts = jax.tree.map(
-      lambda x: jnp.moveaxis(x.reshape(-1, number, *x.shape[1:]), 1, 0), batch)
+  parts = mesh_lib.split_rows(batch, number)
   first = jax.tree.map(operator.itemgetter(0), parts)
   zero = jax.tree.map(jnp.zeros_like, jax.eval_shape(function, first))
 

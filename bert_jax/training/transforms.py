@@ -227,7 +227,7 @@ def freeze(layers: int) -> optax.GradientTransformation:
       lambda updates, params: _by_depth(updates, jnp.zeros_like, zero_first))
 
 
-def decay_rate(decay: float) -> optax.GradientTransformation:
+def scale_by_depth(decay: float) -> optax.GradientTransformation:
   """Scales updates by depth, as google-research/electra's `_get_layer_lrs` does.
 
   Everything below the layers has depth 0 (`_by_depth`), the layers have 1 to N, and the

@@ -12,7 +12,7 @@ from bert_jax.tasks import answers
 from bert_jax.views.attention_page import save_picture
 
 
-def _place(word: str, text: str) -> tuple[int, int]:
+def _find(word: str, text: str) -> tuple[int, int]:
   """The characters [start, end) of the first occurrence of a word.
 
   Raises:
@@ -31,7 +31,7 @@ def _in_context(bert: Bert, text: str, word: str) -> np.ndarray:
   # As `embed` reads it.
   (text,), (word,) = bert.dense.prepared([(text,), (word,)], '')
   (_, spans), = bert.tokenizer.encode_with_spans([text])
-  tokens = answers.token_span(spans, *_place(word, text))
+  tokens = answers.token_span(spans, *_find(word, text))
   require(bool(tokens), f'the word {word!r} has no token')
   first, last = tokens
   layers = range(bert.config.num_layers + 1)

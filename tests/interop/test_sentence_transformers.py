@@ -337,7 +337,7 @@ def test_a_run_keeps_the_pooling_of_its_start_and_exports_it(tmp_path):
 def test_a_start_that_pools_twice_is_refused_and_a_dense_layer_left_out(tmp_path, encoder, capsys):
   c = config(tmp_path, make(tmp_path / 'two', encoder, pooling=('cls', 'mean')))
   with pytest.raises(UserError, match='concatenates cls and mean'):
-    initial.unset_layout(c, {}, load_lib.load(c.init_from))
+    initial.layout_if_unset(c, {}, load_lib.load(c.init_from))
   c.init_from = make(tmp_path / 'dense', encoder, dense(torch.nn.Tanh()))
-  fields = initial.unset_layout(c, {}, load_lib.load(c.init_from))
+  fields = initial.layout_if_unset(c, {}, load_lib.load(c.init_from))
   assert fields == {'data.pooling': 'mean'} and 'Dense of' in capsys.readouterr().out

@@ -118,10 +118,10 @@ def test_a_run_refuses_a_start_with_another_pooling(tmp_path, encoder):
   config = config_lib.finetuning('sparse_embedding')
   config.init_from = make(tmp_path / 'sum', encoder, pooling='sum')
   with pytest.raises(UserError, match='pools the sum of relu.*convert --to=huggingface'):
-    initial.unset_layout(config, {}, load_lib.load(config.init_from))
+    initial.layout_if_unset(config, {}, load_lib.load(config.init_from))
   conversion.convert(config.init_from, str(tmp_path / 'mlm'), 'huggingface')
   config.init_from = str(tmp_path / 'mlm')
-  assert initial.unset_layout(config, {}, load_lib.load(config.init_from)) == {}
+  assert initial.layout_if_unset(config, {}, load_lib.load(config.init_from)) == {}
 
 
 def test_an_older_folder_with_more_heads_survives_a_conversion(tmp_path):

@@ -23,7 +23,7 @@ from bert_jax.tasks.token_classification import TokenFiles
 def job(train, evals=(), count=0, places=1):
   """The fields of a job that the table of effects reads."""
   splits = [types.SimpleNamespace(
-      examples=examples, batches=types.SimpleNamespace(features=types.SimpleNamespace(count=count)))
+      examples=examples, features=types.SimpleNamespace(count=count))
       for examples in (train, *evals)]
   data = types.SimpleNamespace(train=splits[0], evals=splits[1:], has_held_out=bool(evals),
                                feed=types.SimpleNamespace(of=places))

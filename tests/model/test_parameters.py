@@ -77,7 +77,7 @@ def test_weight_decay_follows_the_kind():
   decays = {}
   for path, kind in rows.items():  # one at a time: the path of a factor lies below its matrix
     tree = traverse_util.unflatten_dict({path: 0.0}, sep='/')
-    decays.setdefault(kind, set()).update(jax.tree.leaves(optimizer_lib.decays(tree)))
+    decays.setdefault(kind, set()).update(jax.tree.leaves(optimizer_lib.has_weight_decay(tree)))
   assert decays == {'bias': {False}, 'norm': {False}, 'matrix': {True}, 'table': {True},
                     'taps': {True}, 'factor': {True}}
 
@@ -86,7 +86,7 @@ def test_weight_decay_follows_the_kind():
 def test_an_unknown_parameter_is_refused(path):
   """Without a kind, chance would decide whether it decays and is cast."""
   tree = traverse_util.unflatten_dict({f'params/bert/{path}': 0.0}, sep='/')
-  for ask in (parameters.kinds, optimizer_lib.decays):
+  for ask in (parameters.kinds, optimizer_lib.has_weight_decay):
     with pytest.raises(ValueError, match=f'params/bert/{path} is a parameter of no known kind'):
       ask(tree)
 

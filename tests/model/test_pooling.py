@@ -24,7 +24,7 @@ def test_chunks_are_combined_by_the_formulas(how):
 def test_texts_of_many_lengths_are_combined_separately(how):
   counts = [3, 1, 40, 4, 1, 2]
   vectors = np.random.default_rng(0).normal(size=(sum(counts), 5)).astype(np.float32)
-  combined = pooling.combine_texts(vectors, np.repeat(np.arange(6), counts), how)
+  combined = pooling.combine_chunks_on_host(vectors, np.repeat(np.arange(6), counts), how)
   assert combined.shape == (6, 5) and combined.dtype == np.float32
   for row, text in zip(combined, np.split(vectors, np.cumsum(counts)[:-1])):
     alone = pooling.combine_chunks(text[None], np.ones((1, len(text)), bool), how)[0]

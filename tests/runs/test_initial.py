@@ -242,12 +242,12 @@ def test_a_teacher_uses_the_dtype_and_attention_of_its_student(tmp_path):
   c.update_from_flattened_dict({'teacher': folder, 'model.hidden_size': 32, 'phases': (),
                                 'max_len': 64, 'model.dtype': 'bfloat16',
                                 'model.attention': 'xla'})
-  theirs = initial.teacher(c).config
+  theirs = initial.load_teacher(c).config
   assert (theirs.dtype, theirs.attention) == ('bfloat16', 'xla')
   assert theirs.dropout == theirs.attention_dropout == 0
   c.max_len = 128
   with pytest.raises(UserError, match='reads at most 64 tokens, but rows have up to 128'):
-    initial.teacher(c)
+    initial.load_teacher(c)
 
 
 def test_a_student_starts_with_layers_of_its_teacher(tmp_path):

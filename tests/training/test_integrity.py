@@ -70,9 +70,9 @@ DAMAGE = {
     'an empty file': (lambda d: data_file(d / '6').write_bytes(b''), 'cannot be read'),
     'a missing file': (lambda d: data_file(d / '6').unlink(), 'cannot be read'),
     'no moments': (lambda d: shutil.rmtree(d / '6/optimizer'), 'cannot be read'),
-    'another description': (lambda d: flip(d / '6' / integrity.ITEM / 'metadata'),
+    'another description': (lambda d: flip(d / '6' / integrity.FINGERPRINTS / 'metadata'),
                             'does not match its checksum|cannot be read'),
-    'no description': (lambda d: shutil.rmtree(d / '6' / integrity.ITEM), 'cannot be read'),
+    'no description': (lambda d: shutil.rmtree(d / '6' / integrity.FINGERPRINTS), 'cannot be read'),
     'an older one': (lambda d: (shutil.rmtree(d / '6'), shutil.copytree(d / '4', d / '6')),
                      'the checkpoint of step 4'),
     'older parameters': (
@@ -318,7 +318,7 @@ def test_every_nth_checkpoint_is_kept(tmp_path):
 
 def test_a_changed_description_is_damage(workdir):
   """A changed shape is damage, not another model."""
-  path = workdir / 'checkpoints/6' / integrity.ITEM / 'metadata'
+  path = workdir / 'checkpoints/6' / integrity.FINGERPRINTS / 'metadata'
   content = json.loads(path.read_text())
   content['arrays']['params']['layer/bias'][1] = [65]
   path.write_text(json.dumps(content))

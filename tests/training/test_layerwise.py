@@ -32,7 +32,7 @@ def apply(transformation, updates):
 
 
 def test_the_rate_falls_towards_the_embeddings():
-  scaled = apply(transforms.decay_rate(0.5), tree())
+  scaled = apply(transforms.scale_by_depth(0.5), tree())
   np.testing.assert_allclose(scaled['bert']['layers']['attention']['kernel'][:, 0, 0],
                              [0.0625, 0.125, 0.25])  # depths 1, 2, 3; the head has 5
   np.testing.assert_allclose(scaled['bert']['layers']['norm']['scale'][:, 1], [0.0625, 0.125, 0.25])

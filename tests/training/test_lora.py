@@ -103,7 +103,7 @@ def test_steps_train_the_factors_and_not_the_base(small):
                                    accumulation=1)
   state = init(state_lib.root_key(0))
   before = jax.device_get(nn.unbox(task_with.frozen))
-  state = state._replace(frozen=state_lib.place(before, abstract.frozen))
+  state = state._replace(frozen=state_lib.shard_like(before, abstract.frozen))
   start = jax.device_get(state.params)
   for _ in range(2):
     state, _ = step(state, mesh_lib.put_batch(batch, mesh))

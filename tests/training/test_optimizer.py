@@ -63,7 +63,7 @@ PARAMS = {'dense': {'kernel': jnp.array([[1.0, -2.0]]), 'bias': jnp.array([0.5])
 
 
 def test_everything_but_biases_and_norms_decays():
-  assert optimizer_lib.decays(PARAMS) == {
+  assert optimizer_lib.has_weight_decay(PARAMS) == {
       'dense': {'kernel': True, 'bias': False}, 'norm': {'scale': False, 'bias': False},
       'attention': {'qkv_kernel': True, 'qkv_bias': False}}
 
@@ -72,7 +72,7 @@ def _reference(config, grads_of_steps, corrected):
   """AdamW by its formulas, in float64."""
   params = jax.tree.map(lambda x: np.asarray(x, np.float64), PARAMS)
   m = v = jax.tree.map(np.zeros_like, params)
-  decays = optimizer_lib.decays(PARAMS)
+  decays = optimizer_lib.has_weight_decay(PARAMS)
   for t, grads in enumerate(grads_of_steps):
     norm = np.sqrt(sum((g**2).sum() for g in jax.tree.leaves(grads)))
     grads = jax.tree.map(lambda g: g * min(1.0, config.clip_norm / norm), grads)
@@ -147,8 +147,8 @@ def test_lamb_scales_each_layer_separately():
   stacked, apart = stacked_params()
   rate = optimizer_lib.learning_rate(OptimizerConfig(**PLAIN), 10)
   expected = optax.chain(
-      optax.scale_by_adam(), optax.add_decayed_weights(0.3, optimizer_lib.decays),
-      optax.masked(optax.scale_by_trust_ratio(), optimizer_lib.decays),
+      optax.scale_by_adam(), optax.add_decayed_weights(0.3, optimizer_lib.has_weight_decay),
+      optax.masked(optax.scale_by_trust_ratio(), optimizer_lib.has_weight_decay),
       optax.scale_by_learning_rate(rate))
   lamb = optimizer_lib.make_optimizer(OptimizerConfig('lamb', **PLAIN), 10)
   assert_layers_equal(stepped(lamb, stacked), stepped(expected, apart))
@@ -159,7 +159,7 @@ def test_stable_adamw_follows_its_algorithm_for_each_layer():
   config = OptimizerConfig('stable_adamw', **PLAIN, b2=0.5)
   updated = stepped(optimizer_lib.make_optimizer(config, 10), stacked)
   params = jax.tree.map(lambda x: np.asarray(x, np.float64), apart)
-  decays, slowed = optimizer_lib.decays(params), []
+  decays, slowed = optimizer_lib.has_weight_decay(params), []
   m = v = jax.tree.map(np.zeros_like, params)
   for t in range(3):
     grads = jax.tree.map(lambda x, t=t: np.sin(5 * x + t) * 3**t, params)
