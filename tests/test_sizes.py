@@ -1,4 +1,4 @@
-"""Sizes that keep the code readable: a function fits a screen, and the loop two."""
+"""Sizes that keep the code readable: short files, a function fits a screen, the loop two."""
 
 import ast
 import inspect
@@ -24,6 +24,13 @@ def test_functions_fit_a_screen():
   long = [(file, name, lines) for file, name, lines in functions() if lines > _MOST_LINES]
   assert [(file, name) for file, name, _ in long] == [_LOOP]
   assert long[0][2] <= _MOST_LINES_OF_LOOP
+
+
+def test_files_have_at_most_400_lines():
+  long = [path.name for folder in ('bert_jax', 'tests', 'benchmarks', 'launch')
+          for path in (PACKAGE.parent / folder).rglob('*.py')
+          if len(path.read_text().splitlines()) > 400]
+  assert long == []
 
 
 def test_the_loop_takes_few_parameters_and_a_step_fits_a_screen():

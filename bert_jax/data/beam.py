@@ -114,7 +114,7 @@ def run(settings: corpus.Settings, output: str, options: Sequence[str] = ()):
           f'{output} is not empty: use another folder')
   files = list(enumerate(corpus.find_files(settings.source)))
   if settings.format == 'auto':
-    corpus.check_plain([file for _, file in files], corpus.OF_FORMAT)
+    corpus.check_plain([file for _, file in files], corpus.GIVE_FORMAT)
   # The workers cannot read this machine's files: they load the copy in the output.
   tokenizer_reader.load(settings.vocab, settings.lowercase).save(folder / 'tokenizer')
   try:

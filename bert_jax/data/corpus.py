@@ -10,27 +10,18 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import dataclasses
 import glob
 import gzip
-import importlib.util
 import itertools
-import os
 import re
-import sys
-import types
 from typing import Any, NamedTuple
 import zlib
 
 from etils import epath
 
-from bert_jax.data import builtin, languages
-from bert_jax.errors import Failed, UserError, require, require_choice
+from bert_jax.data import builtin, languages, tfds_reader
+from bert_jax.errors import UserError, require, require_choice
 from bert_jax.runtime import storage
 
 FORMATS = ('auto', 'text', 'jsonl', 'wikitext')
-# tfds imports its packages in turn and stops at the first error. Without h5py, which
-# comes with TensorFlow, nearest_neighbors fails. Then tfds never imports glue, wikipedia
-# and c4. So bert_jax imports the text packages itself.
-_TFDS_OF_TEXT = ('question_answering', 'structured', 'summarization', 'text',
-                 'text_simplification', 'translate')
 _LONGEST_DOCUMENT = 64 << 20  # bytes; one document at a time is in memory
 # Tokenizers need a hundred times the memory of a sentence. Sentences beyond 16,384
 # characters are cut at white space, or anywhere if they have none.
@@ -183,7 +174,7 @@ def format_of(file: str, data_format: str) -> str:
   return 'jsonl' if file.removesuffix('.gz').endswith(('.jsonl', '.json')) else 'text'
 
 
-OF_FORMAT = ', or give data.format: jsonl, or text to read them as they are'
+GIVE_FORMAT = ', or give data.format: jsonl, or text to read them as they are'
 
 
 def check_plain(files: Sequence[str], remedy: str):
@@ -257,82 +248,13 @@ def _json_text(line: str, text_column: str, file: str, number: int) -> str:
   raise UserError(f'{file}, line {number}: {problem}')
 
 
-def open_tfds(name: str, split: str) -> Any:
-  """Opens a split of a tensorflow-datasets data set.
-
-  Data sets are in the folder TFDS_DATA_DIR, or in tfds' default folder. A missing data
-  set is downloaded and prepared.
-
-  Returns:
-    A sequence of examples, which are dicts.
-
-  Raises:
-    Failed: a download failed.
-    UserError: tfds does not know the data set, or cannot read it.
-  """
-  try:
-    import requests  # tfds downloads with it
-    import tensorflow_datasets as tfds  # slow to import, and few runs need it
-    for package in _TFDS_OF_TEXT:
-      importlib.import_module(f'tensorflow_datasets.{package}')
-    _set_up_downloads()
-    # Not in builder_kwargs: there the format would also apply to folders that were
-    # prepared in another format.
-    return tfds.data_source(name, split=split, data_dir=os.environ.get('TFDS_DATA_DIR'),
-                            download_and_prepare_kwargs={'file_format': 'array_record'})
-  except ImportError as e:
-    raise UserError(
-        f'tfds:{name} needs a package that is not installed ({_first_line(e)}): install '
-        'it, or set TFDS_DATA_DIR to a folder with the data set as array_record') from e
-  except tfds.core.registered.DatasetNotFoundError as e:
-    raise UserError(
-        f'tfds:{name}: tensorflow-datasets does not know this data set') from e
-  except (requests.RequestException, tfds.core.download.DownloadError,
-          tfds.core.download.download_manager.NonMatchingChecksumError,
-          tfds.core.download.extractor.ExtractError) as e:
-    url = f'{e.request.url}: ' if getattr(e, 'request', None) else ''
-    raise Failed(
-        f'tfds:{name}: the download failed ({url}{_first_line(_cause(e))}): run the same '
-        'command again, or set TFDS_DATA_DIR to a folder in which another machine '
-        'prepared the data set with file_format=array_record') from e
-  except (NotImplementedError, AssertionError, ValueError, OSError) as e:
-    raise UserError(f'tfds:{name} cannot be read: {_first_line(e)} Without TensorFlow a '
-                    'data set must be prepared with file_format=array_record') from e
-
-
-def _set_up_downloads():
-  """Makes tfds retry less, work without TensorFlow, and show no bar in a log file."""
-  import tensorflow_datasets as tfds
-  from tensorflow_datasets.core.download import downloader, extractor
-  # Six attempts in 6 seconds. The default takes 3.5 minutes.
-  downloader.MAX_RETRIES = min(downloader.MAX_RETRIES, 5)
-  if not sys.stderr.isatty():
-    tfds.disable_progress_bar()
-  # tfds reads archives with TensorFlow's GFile.
-  if importlib.util.find_spec('tensorflow') is None:
-    gfile = types.SimpleNamespace(GFile=lambda path, mode: epath.Path(path).open(mode))
-    extractor.tf = types.SimpleNamespace(io=types.SimpleNamespace(gfile=gfile),
-                                         compat=types.SimpleNamespace(as_text=str))
-
-
-def _cause(error: BaseException) -> BaseException:
-  """The first error of the chain that led to `error`."""
-  while cause := error.__cause__ or error.__context__:
-    error = cause
-  return error
-
-
-def _first_line(error: BaseException) -> str:
-  return str(error).partition('\n')[0]
-
-
 def tfds_documents(name: str, text_column: str) -> Iterator[str]:
   """Yields the texts in one column of a data set's train split.
 
   Raises:
-    UserError: the column does not exist or is not text; see also `open_tfds`.
+    UserError: the column does not exist or is not text; see also `tfds_reader.open_split`.
   """
-  for i, example in enumerate(open_tfds(name, 'train')):
+  for i, example in enumerate(tfds_reader.open_split(name, 'train')):
     require(text_column in example,
             f'tfds:{name} has no column {text_column!r}: set data.text_column to one of '
             f'{", ".join(sorted(example))}')
@@ -390,7 +312,7 @@ def _open_whole(settings: Settings, scratch: epath.Path) -> Source:
     return Source((settings.source,), lambda: tfds_documents(name, settings.text_column))
   files = find_files(settings.source)
   if settings.format == 'auto':
-    check_plain(files, OF_FORMAT)
+    check_plain(files, GIVE_FORMAT)
   stats = [storage.size_and_time(epath.Path(file)) for file in files]
 
   def read() -> Iterator[str]:

@@ -11,7 +11,7 @@ import zlib
 from etils import epath
 import numpy as np
 
-from bert_jax.data import corpus
+from bert_jax.data import tfds_reader
 from bert_jax.errors import UserError, require, require_choice
 from bert_jax.labelled import no_labels
 from bert_jax.runtime import storage
@@ -191,10 +191,10 @@ def read_separated(path: str, data_format: str, names: Sequence[str] | None = No
 def read_tfds(name: str, split: str) -> Iterator[Row]:
   """Yields the examples of NAME[@SPLIT]; class indices become class names.
 
-  `split` is the split for a NAME without one. For errors, see `corpus.open_tfds`.
+  `split` is the split for a NAME without one. For errors, see `tfds_reader.open_split`.
   """
   name, _, given = name.partition('@')
-  source = corpus.open_tfds(name, given or split)
+  source = tfds_reader.open_split(name, given or split)
   features = source.dataset_info.features
   classes = {key: features[key].names for key in features
              if getattr(features[key], 'names', None)}

@@ -44,8 +44,8 @@ class BertConfig:
   type_vocab_size: int = 2  # rows of the segment table: A and B; 0 = no segments
   # The activation in the feed-forward and the MLM head: gelu (erf), gelu_tanh, relu.
   activation: str = 'gelu'
-  dropout: float = 0.1  # of embeddings, attention outputs and feed-forward outputs
-  attention_dropout: float = 0.1  # of the attention probabilities
+  dropout: float = 0.1  # share dropped of embeddings, attention and feed-forward outputs
+  attention_dropout: float = 0.1  # share dropped of the attention weights
   initializer_range: float = 0.02  # standard deviation of random parameters
   layer_norm_eps: float = 1e-12  # added to the variance in the norms
   # Dtype of the matrix products; parameters, softmax and norms stay float32. auto =

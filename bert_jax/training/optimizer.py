@@ -33,16 +33,16 @@ class OptimizerConfig:
   # adamw, bert_adamw (google-research/bert's, without bias correction), lamb (for large
   # batches), stable_adamw (use it with clip_norm=0), muon, normuon.
   name: str = 'adamw'
-  learning_rate: float = 1e-4  # its peak, after the warmup
-  warmup_steps: int = 10_000  # in which the rate rises linearly from 0
-  warmup_ratio: float = 0.0  # the warmup as a share of all steps, without warmup_steps
+  learning_rate: float = 1e-4  # the peak, after the warmup
+  warmup_steps: int = 10_000  # steps in which the rate rises linearly from 0
+  warmup_ratio: float = 0.0  # the warmup as a share of all steps; warmup_steps is 0 then
   decay: str = 'linear'  # how the rate falls to 0: linear, 1-sqrt
   # Share of the steps after the warmup in which the rate falls. Before, it is constant.
   decay_ratio: float = 1.0
   b1: float = 0.9  # decay of the first moment
   b2: float = 0.999  # decay of the second moment
-  eps: float = 1e-8  # of the second moment; google-research/bert has 1e-6
-  weight_decay: float = 0.01  # of all parameters but biases and norms
+  eps: float = 1e-8  # added to the root of the second moment; BERT's is 1e-6
+  weight_decay: float = 0.01  # decoupled; of all parameters but biases and norms
   clip_norm: float = 1.0  # largest norm of the whole gradient; 0 = no clipping
   accumulation: int = 1  # microbatches per step
   layer_decay: float = 1.0  # factor of the rate per layer below the head; 1 = none

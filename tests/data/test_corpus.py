@@ -5,7 +5,7 @@ import pytest
 from tensorflow_datasets.core.download import downloader
 import urllib3
 
-from bert_jax.data import builtin, corpus, corpus_check
+from bert_jax.data import builtin, corpus, corpus_check, tfds_reader
 from bert_jax.errors import UserError
 
 
@@ -214,7 +214,7 @@ def test_tfds_errors(poems, monkeypatch):
 @pytest.mark.parametrize('retries, kept', [(10, 5), (0, 0)])
 def test_a_failed_download_is_given_up_within_seconds(monkeypatch, retries, kept):
   monkeypatch.setattr(downloader, 'MAX_RETRIES', retries)
-  corpus._set_up_downloads()
+  tfds_reader._set_up_downloads()
   waits, retry = [], urllib3.Retry(downloader.MAX_RETRIES, backoff_factor=0.2)  # as tfds makes it
   assert retry.total == kept
   while retry.total:

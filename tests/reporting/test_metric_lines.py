@@ -72,7 +72,8 @@ def metrics_of(step):
           'tokens': (jnp.float32(_TOKENS + step), one)}
 
 
-def written(tmp_path, monkeypatch, steps, log_every, checkpoint_every, eval_every, first=0, **more):
+def written(tmp_path, monkeypatch, steps, log_every, checkpoint_every, eval_every, first=0,
+            inside=lambda: None, **more):
   """The training lines of a run whose steps take 1, 2, 4, ... seconds, and 500 to compile."""
   clock, compiled = Clock(), set()
   monkeypatch.setattr(chip_figures, 'chip_of', lambda _: chip_figures.Chip(10.0, 1, 1, 1))
@@ -83,6 +84,7 @@ def written(tmp_path, monkeypatch, steps, log_every, checkpoint_every, eval_ever
   metrics = [metrics_of(step) for step in range(steps)]
 
   def train_step(state, batch):
+    inside()
     clock.now += 2.0**state.step + (0 if batch.shape in compiled else 500)
     compiled.add(batch.shape)
     return state._replace(step=state.step + 1), metrics[state.step]
@@ -129,6 +131,12 @@ def test_a_line_has_the_time_of_its_own_steps(tmp_path, monkeypatch, steps, log_
     np.testing.assert_allclose(line['tokens_per_second'], speed, rtol=1e-9)
     np.testing.assert_allclose(line['mfu'], 3 * speed / 10, rtol=1e-9)
     assert line['data_wait'] == 0
+
+
+def test_a_hidden_transfer_within_a_step_is_an_error(tmp_path, monkeypatch):
+  with pytest.raises(jax.errors.JaxRuntimeError, match='Disallowed host-to-device transfer'):
+    written(tmp_path, monkeypatch, 2, 1, 100, 100,
+            inside=lambda: jax.jit(lambda x: x + 1)(np.ones(2, np.float32)))
 
 
 def test_the_first_step_of_a_longer_phase_is_not_timed(tmp_path, monkeypatch):

@@ -80,7 +80,7 @@ def test_three_steps_give_the_golden_numbers(alone):
 
 
 @pytest.mark.parametrize('shape, preset', [
-    ((4, 2), 'tp'), ((4, 2), 'fsdp_tp'),
+    ((4, 2), 'tp'), ((4, 2), 'fsdp_tp'), ((2, 2, 2), 'fsdp_tp'),  # data, model, replica
     *(pytest.param(*case, marks=pytest.mark.slow)
       for case in (((8, 1), 'dp'), ((8, 1), 'tp'), ((2, 4), 'tp'), ((8, 1), 'fsdp')))])
 def test_the_same_losses_on_every_mesh(alone, shape, preset):
