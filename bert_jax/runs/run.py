@@ -107,7 +107,10 @@ def _train(asked: resolve.Asked, path: epath.Path) -> FrozenConfigDict:
   folder.fetch()
   workdir = folder.local  # for all files but the checkpoints
   run_json = sealed.read(workdir / 'run.json') if (workdir / 'run.json').exists() else {}
-  has_started = bool(integrity.steps(path / 'checkpoints'))
+  saved = integrity.steps(path / 'checkpoints')
+  has_started = bool(saved)
+  # Each host may have a folder of this name on its own disk.
+  processes.agree(f'list of checkpoints in {path}, which all hosts must share,', str(saved))
   require(not has_started or run_json,
           f'{path} holds checkpoints but not the run.json with their config: restore the '
           'file, or use another --workdir')

@@ -185,6 +185,27 @@ def test_after_a_killed_process_the_run_resumes_exactly(records, tmp_path, alone
   assert len(alone) == 24
 
 
+# Each process has its own folder `run`.
+OWN_DISK = """
+import os, runpy, sys
+os.chdir(sys.argv[1] + os.environ['JAX_PROCESS_ID'])
+sys.argv[:] = ['main', *sys.argv[2:]]
+runpy.run_module('bert_jax.main', run_name='__main__', alter_sys=True)
+"""
+
+
+@pytest.mark.medium
+def test_a_workdir_that_the_hosts_do_not_share_is_refused(records, tmp_path):
+  (tmp_path / 'disk0/run/checkpoints/4').mkdir(parents=True)
+  (tmp_path / 'disk1').mkdir()
+  running = start(2, 'run', str(tmp_path / 'disk'), '--config=tiny', '--workdir=run',
+                  f'--config.data.source={records}', script=OWN_DISK)
+  errors = [process.communicate(timeout=100)[1] for process in running]
+  assert [process.returncode for process in running] == [2, 2], errors
+  assert all('process 1 has another list of checkpoints in run, which all hosts must share, than '
+             "process 0: '[]' and '[4]'" in error for error in errors), errors
+
+
 # The second process gets the signal of argv after its last step, while the first waits for it.
 PARTING = """
 import os, signal, sys, time
