@@ -33,7 +33,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from absl import flags  # noqa: E402
-from ml_collections import config_flags  # noqa: E402
+from ml_collections import ConfigDict, config_flags  # noqa: E402
 
 from bert_jax import errors  # noqa: E402
 from bert_jax.commands import command, config_flag  # noqa: E402
@@ -101,8 +101,9 @@ def _arguments(values: Mapping[str, Any]) -> list[str]:
   return [f'--config.{field}={value}' for field, value in values.items()]
 
 
-def check(config: str, given: Mapping[str, Any], combinations: Sequence[dict[str, str]]):
-  """Raises UserError for an invalid field or value, and for a duplicate run.
+def check(config: str, given: Mapping[str, Any],
+          combinations: Sequence[dict[str, str]]) -> list[ConfigDict]:
+  """Returns the config of each run.
 
   A run does the same checks before it opens its data.
 
@@ -110,11 +111,14 @@ def check(config: str, given: Mapping[str, Any], combinations: Sequence[dict[str
     config: a config file.
     given: values of the fields that all runs share.
     combinations: values of the swept fields, for each run.
+
+  Raises:
+    UserError: an invalid field or value, or a duplicate run.
   """
   both = given.keys() & combinations[0].keys()
   errors.require(not both,
                  f'--config.{min(both, default="")} is given and swept: give it once')
-  runs, folders = {}, {}
+  runs, folders, configs = {}, {}, []
   for values in combinations:
     argv = ['main', f'--config={config}', *_arguments(given), *_arguments(values)]
     parsed = flags.FlagValues()
@@ -136,25 +140,23 @@ def check(config: str, given: Mapping[str, Any], combinations: Sequence[dict[str
     other = folders.setdefault(folder_name(values), shown)
     errors.require(other is shown, f'--sweep: {other} and {shown} would share the folder '
                    f'{folder_name(values)}: rename the file that one of them names')
+    configs.append(flag.value)
+  return configs
 
 
-def check_earlier(workdir: pathlib.Path, given: Mapping[str, Any],
-                  combinations: Sequence[dict[str, str]]):
-  """Raises UserError if a run in the workdir began with another model or other files.
+def check_earlier(folder: pathlib.Path, config: ConfigDict):
+  """Raises UserError if the run in a folder began with another model or other files.
 
   A resumed run may change these fields, but one table compares runs with the same ones.
   """
-  for values in combinations:
-    path = workdir / folder_name(values) / 'run.json'
-    before = json.loads(path.read_text())['config'] if path.exists() else {}
-    for field in ('init_from', 'data.eval'):
-      old = before
-      for part in field.split('.'):
-        old = old.get(part, {})
-      asked = str({**given, **values}.get(field, old))
-      errors.require(not before or asked == str(old),
-                     f'--config.{field}={asked}: {path.parent} has a run with {field}={old}. '
-                     'Give another --workdir')
+  path = folder / 'run.json'
+  before = ConfigDict(json.loads(path.read_text())['config'] if path.exists() else {})
+  for old, asked, field in ((before.get('init_from'), config.init_from, 'init_from'),
+                            (before.get('data', {}).get('eval'), config.data.get('eval'),
+                             'data.eval')):
+    errors.require(old is None or os.path.realpath(old) == os.path.realpath(asked),
+                   f'--config.{field}={asked}: {folder} has a run with {field}={old}. Give '
+                   'another --workdir')
 
 
 def read_result(workdir: pathlib.Path, values: dict[str, str], status: str) -> Result:
@@ -339,8 +341,8 @@ def main(argv: list[str]):
   combinations = [
       dict(zip(sweep, values)) for values in itertools.product(*sweep.values())
   ]
-  check(config, given, combinations)
-  check_earlier(workdir, given, combinations)
+  for values, run in zip(combinations, check(config, given, combinations)):
+    check_earlier(workdir / folder_name(values), run)
   storage.make_writable(workdir, f'--workdir={_WORKDIR.value}')
   results, processes = [], Processes()
   ending.before_end.append(processes.close)  # at SIGTERM

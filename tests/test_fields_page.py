@@ -20,6 +20,7 @@ from bert_jax import config
 from bert_jax.fields import finetuning_fields, pretraining_fields, run_fields
 from bert_jax.model import architectures, bert_config
 from bert_jax.objectives import masking
+from bert_jax.runtime import console
 from bert_jax.tasks import task_list
 from bert_jax.training import lora, optimizer
 
@@ -84,9 +85,7 @@ def _shown(value: Any) -> str:
 
 
 def _table(rows: Iterable[tuple[str, ...]], *columns: str) -> str:
-  lines = [columns, ['---'] * len(columns), *rows]
-  return '\n' + '\n'.join(f'| {" | ".join(x.replace("|", chr(92) + "|") for x in line)} |'
-                          for line in lines) + '\n'
+  return '\n' + console.markdown_table([columns, *rows]) + '\n'
 
 
 def _fields(values: Mapping[str, Any], *modules: ModuleType) -> str:

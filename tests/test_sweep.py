@@ -11,6 +11,7 @@ import statistics
 import subprocess
 import sys
 
+from ml_collections import ConfigDict
 import pytest
 
 from bert_jax.errors import UserError
@@ -167,17 +168,16 @@ def test_sweeps_that_cannot_run_are_refused(sweeps, given, told):
 @pytest.mark.parametrize('field, old', [('init_from', 'model'), ('data.eval', 'dev.tsv')])
 def test_a_sweep_refuses_runs_of_another_model_or_file(tmp_path, field, old):
   """A resumed run may change these fields, but its scores would stay in the table."""
-  values = {'seed': '0'}
-  folder = tmp_path / 'seed=0'
-  folder.mkdir()
-  (folder / 'run.json').write_text(json.dumps(
+  asked = ConfigDict({'init_from': 'model', 'data': {'eval': './dev.tsv'}})
+  check = functools.partial(SWEEP['check_earlier'], tmp_path)
+  check(asked)  # no run yet
+  (tmp_path / 'run.json').write_text(json.dumps(
       {'config': {'init_from': 'model', 'data': {'eval': 'dev.tsv'}}}))
-  check = functools.partial(SWEEP['check_earlier'], tmp_path, combinations=[values, {'seed': '1'}])
-  check({})
-  check({field: old})
-  with pytest.raises(UserError, match=f'--config.{field}=other: {folder} has a run with '
+  check(asked)
+  asked.update_from_flattened_dict({field: 'other'})
+  with pytest.raises(UserError, match=f'--config.{field}=other: {tmp_path} has a run with '
                                       f'{field}={old}. Give another --workdir'):
-    check({field: 'other'})
+    check(asked)
 
 
 def test_long_folder_names_are_shortened_and_stay_distinct():

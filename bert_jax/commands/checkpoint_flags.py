@@ -1,4 +1,4 @@
-"""The flags --step and --allow_older, shared by the commands that read a workdir."""
+"""The flags --step and --allow_older of commands that read a workdir; the help of --model."""
 
 from absl import flags
 

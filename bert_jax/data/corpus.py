@@ -311,11 +311,12 @@ def _open_whole(settings: Settings, scratch: epath.Path) -> Source:
     name = settings.source.removeprefix('tfds:')
     return Source((settings.source,), lambda: tfds_documents(name, settings.text_column))
   files = find_files(settings.source)
-  if settings.format == 'auto':
-    check_plain(files, GIVE_FORMAT)
   stats = [storage.size_and_time(epath.Path(file)) for file in files]
 
   def read() -> Iterator[str]:
+    # Only before a text is read: a run that has begun keeps its records.
+    if settings.format == 'auto':
+      check_plain(files, GIVE_FORMAT)
     for file in files:
       yield from read_file(file, format_of(file, settings.format), settings.text_column)
 

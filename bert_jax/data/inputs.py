@@ -125,7 +125,7 @@ class InputRows(NamedTuple):
 
 def one_per_row(inputs: Sequence[Input], pad_id: int, *, rows: int = 0,
                 length: int = 0) -> InputRows:
-  """Places each input into its own row; 0 = as many rows, or tokens, as the inputs need."""
+  """Places each input into its own row; by default rows as long as the longest input."""
   numbers = np.arange(len(inputs))
   return place_in_rows(inputs, numbers, numbers, rows=rows or len(inputs), slots=1,
                        length=length or max(len(x.ids) for x in inputs), pad_id=pad_id,

@@ -188,7 +188,6 @@ def evaluate(bert: Bert, source: str, path: epath.Path, *, split: str = 'test',
     rows.append([f'reranked top {_DEPTH}', *scores(run, qrels).values()])
   facts = {'split': split, 'documents': len(corpus.ids), 'queries': len(queries.ids),
            'absent_documents': len(absent), 'pooling': pooling, 'max_len': max_len,
-           'precision': precision,
-           'reranker': rerank or None}
+           'precision': precision, 'reranker': rerank or None}
   columns = ('hits of', 'NDCG@10', 'MRR@10', f'MAP@{_DEPTH}', f'recall@{_DEPTH}')
   return Report(facts, columns, rows, 'NDCG@10', runs)

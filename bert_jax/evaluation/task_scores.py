@@ -101,7 +101,7 @@ def evaluate(bert: Bert, data: str, _: epath.Path, *, task: str = '',
   Raises:
     UserError: a model without a head, or for another task; a mistake in the file.
   """
-  model, name = bert.model, bert.model.facts['source']
+  model, name = bert.model, bert.name
   task = task or model.facts.get('task') or model.task
   require(bool(task),
           f'--model={name} has no head of a task: fine-tune it first, or give '

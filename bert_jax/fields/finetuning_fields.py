@@ -44,8 +44,8 @@ _FIELDS = with_values(run_fields.FIELDS, {
     'eval_every': Field(0, at_least(0), HARMLESS, (not_evaluated,)),
     # Steps between checkpoints; 0 = after every epoch.
     'checkpoint_every': Field(0, at_least(0), HARMLESS),
-    # A score of the evaluations, '' = none, auto = the usual score of data.problem. best/
-    # keeps the checkpoint with the best value, and predict uses it.
+    # A score of the evaluations, '' = none, auto = the usual score of the problem.
+    # best/ keeps the checkpoint with the best value, and predict uses it.
     'keep_best': Field('', on_resume=HARMLESS, unused=(not_evaluated,)),
     'keep_checkpoints': 1,
     # Number of top layers that start fresh, with the pooler (Zhang et al. 2021).

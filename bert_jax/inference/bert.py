@@ -38,10 +38,15 @@ class Bert(LoadedModel):
   Every method takes any number of texts and packs them into batches of a few fixed
   shapes. A text is a string, or a pair of strings that makes one input.
 
+  Attributes:
+    name: the folder or name that `load` read; '' = made from a `Pretrained`.
+
   Raises:
     UserError: (each method) a text is not a string; a text that may not be cut is longer
       than the position table; the model lacks the head.
   """
+
+  name: str = ''
 
   def encode(self, texts: Sequence[Text], *, layers: Sequence[int] = (-1,),
              max_len: int | None = None) -> Encoded:
@@ -360,7 +365,9 @@ def load(directory: str, step: int | None = None, allow_older: bool = False,
   if dtype == 'auto':
     dtype = platforms.fast_dtype(jax.default_backend())
   config = dataclasses.replace(model.config, dtype=dtype or model.config.dtype)
-  return Bert(dataclasses.replace(model, config=config))
+  bert = Bert(dataclasses.replace(model, config=config))
+  bert.name = str(directory)
+  return bert
 
 
 def load_cross_encoder(name: str) -> Bert | None:

@@ -75,9 +75,10 @@ def _pairs(source: str, query: str, positive: str) -> list[tuple[str, str]]:
 
 
 def mine(model: str, source: str, corpus: str, output: str, *,
-         columns: Sequence[str], ranks: tuple[int, int], count: int, margin: float,
-         pooling: str | None, max_len: int | None, teacher: str, step: int | None,
-         allow_older: bool):
+         columns: Sequence[str] = ('query', 'positive'), ranks: tuple[int, int] = (1, 50),
+         count: int = 1, margin: float = 0.05, pooling: str | None = None,
+         max_len: int | None = None, teacher: str = '', step: int | None = None,
+         allow_older: bool = False):
   """Mines hard negatives for pairs of a query and a positive, and writes JSON lines.
 
   A line is {"query", "positive", "negative_1", ..., "negatives"}, the hardest negative
@@ -120,7 +121,7 @@ def mine(model: str, source: str, corpus: str, output: str, *,
   stored_vectors.write(bert, texts, len(texts.ids), texts.digest, documents, DOCUMENT,
                        **options)
   excluded = _positives(pairs, texts)
-  # Positives get no rank: search for as many more as any query has positives.
+  # Positives get no rank, so the search returns more: the most positives of any query.
   depth = ranks[1] + max(map(len, excluded.values()))
   hits = search.search(np.stack(list(queries.values())), documents, depth)
   near = {query: [(i, score) for i, score in zip(*of_query) if i not in excluded[query]]

@@ -60,6 +60,6 @@ def pack(inputs: Sequence[inputs_lib.Input], pad_id: int, longest: int,
     rows = count - count % step + _rows(count % step, step)
     slots = max(_power(int(np.bincount(row_of).max())), _FEWEST_SLOTS)
     placed = inputs_lib.place_in_rows(inputs, members, row_of, rows=rows, length=length,
-                              slots=slots, pad_id=pad_id, hides=hides)
+                                      slots=slots, pad_id=pad_id, hides=hides)
     for i in range(0, rows, step):
       yield jax.tree.map(lambda x: x[i:i + step], placed)

@@ -43,9 +43,9 @@ class DebertaConfig(BertConfig):
   max_relative_positions: int = -1  # larger distances share a row; -1 = max_positions
   pos_att_type: str = 'p2c|c2p'  # scores in addition to content: c2p, p2c or both
   share_att_key: bool = True  # positions use the projections of the content
-  norm_rel_ebd: str = 'layer_norm'  # of the relative positions: layer_norm or none
+  norm_rel_ebd: str = 'layer_norm'  # the norm of the relative positions: layer_norm or none
   conv_kernel_size: int = 0  # tokens in the convolution of the first layer (v2); 0 = none
-  conv_act: str = 'tanh'  # of the convolution: tanh, gelu, gelu_tanh or relu
+  conv_act: str = 'tanh'  # the activation of the convolution: tanh, gelu, gelu_tanh or relu
 
   has_positions: ClassVar[bool] = False
   has_segments: ClassVar[bool] = False

@@ -83,8 +83,9 @@ def lines(e: Estimate, price: float) -> Iterator[tuple[str, str]]:
 
 def weak_scaling(e: Estimate) -> str:
   """A table of the bytes that a device sends in a step, by the number of devices."""
-  return markdown_table([['devices', *map(str, e.weak_scaling)],
-                ['sent', *(_amount(size, 'B') for size in e.weak_scaling.values())]])
+  return markdown_table([
+      ['devices', *map(str, e.weak_scaling)],
+      ['sent', *(_amount(size, 'B') for size in e.weak_scaling.values())]])
 
 
 def operations(e: Estimate) -> str:
@@ -121,6 +122,7 @@ def compared(plans: dict[str, list[Estimate]], price: float) -> str:
 
 def largest(results: Sequence[Largest]) -> str:
   """A table of the results of a search."""
-  return markdown_table([['sharding', 'remat', 'rows a device', 'GiB'],
-                *([x.preset, x.remat, str(x.rows) if x.rows else 'none',
-                   f'{x.memory / _GIB:.2f}'] for x in results)])
+  return markdown_table([
+      ['sharding', 'remat', 'rows a device', 'GiB'],
+      *([x.preset, x.remat, str(x.rows) if x.rows else 'none', f'{x.memory / _GIB:.2f}']
+        for x in results)])

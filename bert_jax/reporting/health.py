@@ -20,7 +20,7 @@ _SETTLED = 60  # seconds, in which the first windows of rows are made and files 
 _LONG_WAIT = 0.05  # share of the time that a device may wait for rows without a warning
 _EARLY = 1 / 3  # of a run, in which an objective may not have begun to learn
 _SHORT = 1000  # a run of fewer steps may not learn anything
-_LEARNED_NATS = 0.05  # a model that learns is this far below the frequencies' entropy
+_LEARNED_NATS = 0.05  # a loss below the entropy of the tokens by this means learning
 _CHANCE = 0.55  # accuracy of a pair objective that may be chance
 _CAUSES = (
     'Likely: optimizer.learning_rate is too high, the warmup too short, or the text '

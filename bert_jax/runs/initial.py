@@ -151,7 +151,7 @@ def sizes_if_unset(config: ConfigDict, sizes: Mapping[str, Any]) -> dict[str, An
 
 
 def _pooling_if_unset(config: ConfigDict, run_json: Mapping[str, Any],
-                   model: Pretrained | None) -> dict[str, str]:
+                      model: Pretrained | None) -> dict[str, str]:
   """data.pooling, if the config leaves it to the model: the model's own, else the mean.
 
   A resumed run takes it from its run.json.
@@ -184,7 +184,7 @@ def _pooling_if_unset(config: ConfigDict, run_json: Mapping[str, Any],
 
 
 def layout_if_unset(config: ConfigDict, run_json: Mapping[str, Any],
-                 model: Pretrained | None) -> dict[str, Any]:
+                    model: Pretrained | None) -> dict[str, Any]:
   """The fields about the layout that the config leaves to the model.
 
   A resumed run takes them from its run.json. Raises UserError if a run has no field for a
@@ -194,7 +194,7 @@ def layout_if_unset(config: ConfigDict, run_json: Mapping[str, Any],
 
 
 def _late_if_unset(config: ConfigDict, run_json: Mapping[str, Any],
-                model: Pretrained | None) -> dict[str, Any]:
+                   model: Pretrained | None) -> dict[str, Any]:
   """The fields of late interaction."""
   if config.task != late_interaction.LateKind.name:
     return {}
@@ -202,7 +202,7 @@ def _late_if_unset(config: ConfigDict, run_json: Mapping[str, Any],
   own = model.sentence if model and isinstance(model.sentence, LateLayout) else None
   if not own:
     return late_interaction.fields_if_unset(config.data, earlier, None, {}, 0,
-                                         config.max_len)
+                                            config.max_len)
   texts = own.texts
   require((own.normalizes, texts.only, texts.skipped_in) == (True, (), (DOCUMENT,)),
           f'init_from={config.init_from}: a run has no field for its keep_only_token_ids or '
@@ -210,7 +210,7 @@ def _late_if_unset(config: ConfigDict, run_json: Mapping[str, Any],
   document = own.first_prompt(DOCUMENT_PROMPTS)
   prompts = dict(own.prompts) | {DOCUMENT: own.prompts[document] if document else ''}
   return late_interaction.fields_if_unset(config.data, earlier, texts, prompts,
-                                       len(model.labels), config.max_len)
+                                          len(model.labels), config.max_len)
 
 
 def check_named(config: ConfigDict, has_started: bool = False):
@@ -226,7 +226,7 @@ def check_named(config: ConfigDict, has_started: bool = False):
 
 
 def vocabulary_if_unset(config: ConfigDict, model: Pretrained | None,
-                     workdir: epath.Path) -> dict[str, Any]:
+                        workdir: epath.Path) -> dict[str, Any]:
   """The fields for reading text with the model's vocabulary, if the config has no other.
 
   Saves the vocabulary in the workdir, where a resumed run (model=None) finds it. The

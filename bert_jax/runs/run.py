@@ -6,8 +6,10 @@ import hashlib
 import importlib.metadata
 import json
 import pathlib
+import secrets
 import shlex
 import sys
+import time
 from typing import Any
 
 from etils import epath
@@ -37,6 +39,7 @@ from bert_jax.training import checkpoint, integrity, loop
 from bert_jax.training import state as state_lib
 from bert_jax.training.job import Job
 
+_SHARED_SECONDS = 10
 _PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint')
 
 
@@ -95,6 +98,32 @@ def _agree(config: FrozenConfigDict, workdir: epath.Path):
       {'workdir': str(workdir), **config.to_dict()}, indent=1, default=str))
 
 
+def _require_shared(workdir: epath.Path):
+  """Raises UserError if hosts have different folders of this name, as on their own disks.
+
+  Each would save its part of every checkpoint where the others cannot read it.
+  """
+  if jax.process_count() == 1:
+    return
+  token, content = workdir / '.shared', processes.from_first('token', secrets.token_hex(8))
+  if not jax.process_index():
+    token.write_text(content)
+  processes.barrier()
+  is_shared = False
+  for _ in range(_SHARED_SECONDS):  # a network disk may show a new file late
+    is_shared = token.exists() and token.read_text() == content
+    if is_shared:
+      break
+    time.sleep(1)
+  missing = [i for i, lacks in enumerate(processes.gathered(not is_shared)) if lacks]
+  if not jax.process_index():
+    token.unlink()
+  require(not missing,
+          f'--workdir={workdir} is another folder on the host of process '
+          f'{", ".join(map(str, missing))} than on the first host: give a folder on a shared '
+          'disk, or a bucket')
+
+
 def _versions() -> dict[str, str]:
   return {name: importlib.metadata.version(name) for name in _PACKAGES}
 
@@ -103,14 +132,12 @@ def _train(asked: resolve.Asked, path: epath.Path) -> FrozenConfigDict:
   """Resolves the config and trains; all processes call this. Returns the final config."""
   mesh = mesh_lib.make_mesh(**asked.config.mesh)
   storage.make_writable(path, f'--workdir={path}', jax.process_index())
+  _require_shared(path)
   folder = storage.Folder(path, checkpoint.APART, jax.process_index())
   folder.fetch()
   workdir = folder.local  # for all files but the checkpoints
   run_json = sealed.read(workdir / 'run.json') if (workdir / 'run.json').exists() else {}
-  saved = integrity.steps(path / 'checkpoints')
-  has_started = bool(saved)
-  # Each host may have a folder of this name on its own disk.
-  processes.agree(f'list of checkpoints in {path}, which all hosts must share,', str(saved))
+  has_started = bool(integrity.steps(path / 'checkpoints'))
   require(not has_started or run_json,
           f'{path} holds checkpoints but not the run.json with their config: restore the '
           'file, or use another --workdir')

@@ -89,7 +89,7 @@ class FreedMemory:
   def __init__(self):
     self._steps = 0
     self._released_at = -_RARELY
-    self._limit = self._most = 0.0  # pages
+    self._limit = 0.0  # pages
 
   def after_step(self):
     """Call this after each step; it takes microseconds unless it releases memory."""
@@ -98,8 +98,7 @@ class FreedMemory:
       self._steps += 1
       if self._steps <= _FIRST_STEPS:
         self._limit = max(self._limit, _HEADROOM * pages)
-        self._most = _MOST_OF_MACHINE * memory() / os.sysconf('SC_PAGE_SIZE')
-      elif pages > min(self._limit, self._most):
+      elif pages > min(self._limit, _MOST_OF_MACHINE * memory() / os.sysconf('SC_PAGE_SIZE')):
         ctypes.CDLL(None).malloc_trim(0)
         # A release soon after the last one means that steps now need more.
         if self._steps - self._released_at < _RARELY:

@@ -42,7 +42,8 @@ class Notice:
   """Listens for SIGTERM until it is closed; a second SIGTERM ends the process at once.
 
   One of several processes receives the signal first, but all have to stop after the same
-  step. JAX's coordination service picks a step that no process has passed.
+  step. JAX's coordination service hears it and picks a step that no process has passed.
+  Only signals after this agreement count as the first and the second one.
 
   Ctrl-C raises KeyboardInterrupt. Python drops an exception that is raised in a callback
   of the garbage collector; `reached` raises it again.

@@ -142,7 +142,7 @@ def require_absent(flag: str, output: str, *paths: epath.Path):
 
 
 def require_not_read(flag: str, output: str, paths: Iterable[epath.Path],
-          sources: Iterable[str | None]):
+                     sources: Iterable[str | None]):
   """Raises UserError if a file of an output is one of the files or globs `sources`."""
   read = {os.path.realpath(path) for source in sources if source
           for path in (source, *glob.glob(source, recursive=True))}

@@ -140,7 +140,7 @@ def inputs_of(data: Mapping[str, Any]) -> LateInputs:
 
 
 def fields_if_unset(data: ConfigDict, earlier: Mapping[str, Any], texts: LateInputs | None,
-                 prompts: Mapping[str, str], width: int, max_len: int) -> dict[str, Any]:
+                    prompts: Mapping[str, str], width: int, max_len: int) -> dict[str, Any]:
   """Returns the fields of `data` that the user left to the model `init_from`.
 
   Args:

@@ -144,7 +144,7 @@ class QuestionFiles(finetuning_data.ExampleFiles):
   score_names = ('exact_match', 'f1')
 
   config_fields = {
-      # v1.1 or v2.0; a question without an answer makes it v2.0.
+      # squad: SQuAD v1.1 or v2.0; a question without an answer makes it v2.0.
       'data.format': Field('squad', one_of(_FORMATS), HARMLESS),
       'data.text_column': None,
       'data.text_pair_column': None,
@@ -153,7 +153,7 @@ class QuestionFiles(finetuning_data.ExampleFiles):
       'data.doc_stride': Field(128, at_least(1), HARMLESS, (longer_than_windows,)),
       # Starts and ends tried in each window.
       'data.n_best': Field(20, at_least(1), HARMLESS),
-      'data.max_answer_len': Field(30, at_least(1), HARMLESS),  # in tokens
+      'data.max_answer_len': Field(30, at_least(1), HARMLESS),  # tokens of an answer
       # v2.0: how far "no answer" must score above the best answer.
       'data.null_threshold': Field(0.0, on_resume=HARMLESS,
                                    unused_by_data=(all_answered,)),

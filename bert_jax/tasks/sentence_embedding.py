@@ -206,7 +206,7 @@ class EmbeddingFiles(finetuning_data.ExampleFiles):
       # (256, 128, 64) sums the losses of the first 256, 128 and 64 entries of a vector;
       # () = only the whole vector.
       'data.matryoshka': Field(()),
-      'data.matryoshka_weights': Field(()),  # of the parts of the sum; () = 1 for each
+      'data.matryoshka_weights': Field(()),  # weights of these losses; () = 1 for each
       # Parts of a batch that are encoded one by one, for batches that exceed the memory.
       # A step takes a third longer.
       'data.cached_parts': Field(1, at_least(1)),

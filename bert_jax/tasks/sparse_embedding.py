@@ -131,8 +131,8 @@ class SparseFiles(sentence_embedding.EmbeddingFiles):
       'data.temperature': Field(1.0),  # the divisor of the products
       # Weight of the FLOPS regularizer of queries in the loss: larger is sparser.
       'data.query_flops': Field(5e-5, at_least(0)),
-      'data.document_flops': Field(3e-5, at_least(0)),  # the same for documents
-      # Small, because each token has a logit for each entry of the vocabulary.
+      'data.document_flops': Field(3e-5, at_least(0)),  # the same weight for documents
+      # Examples in a batch; few, because each token has a logit for each entry of the vocabulary.
       'batch_size': 16,
   }
 

@@ -35,7 +35,7 @@ _A, _B = '/lora_a', '/lora_b'  # appended to the path of their kernel
 class LoraConfig:
   """The rank, the scale and the kernels of the factors."""
 
-  rank: int = 0  # of the factors; 0 = no factors, all parameters train
+  rank: int = 0  # the rank of the factors; 0 = no factors, all parameters train
   alpha: float = 16.0  # the product of the factors is scaled by alpha / rank
   # Kernels with factors: qkv, out, up, gate, down, or a module that holds some:
   # attention, feed_forward.

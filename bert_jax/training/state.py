@@ -38,7 +38,7 @@ def make_init(task: Task, optimizer: optax.GradientTransformation, mesh: Mesh,
   """Returns `init`, which makes the sharded state of step 0 from a key, and its shapes.
 
   The shapes are ShapeDtypeStructs with shardings: `restore` takes them. They include the
-  frozen arrays of the task, which `place` fills in and `init` leaves out.
+  frozen arrays of the task, which `shard_like` fills in and `init` leaves out.
 
   Raises:
     UserError: the mesh does not divide a parameter.

@@ -17,7 +17,7 @@ from bert_jax.runtime import host
 def resident():
   return int(epath.Path('/proc/self/statm').read_text().split()[1]) * 4096
 
-def step(megabytes):  # and after it so many are held
+def step(megabytes):  # then records the memory that is held
   big = np.ones(megabytes * 125_000)
   above = np.ones(10_000)  # what keeps the end of the heap in place
   del big
@@ -27,6 +27,7 @@ def step(megabytes):  # and after it so many are held
 
 host.keep_freed_memory()
 memory, held = host.FreedMemory(), []
+model = np.ones(10_000_000)  # 80 MB: the steps below are large beside other memory
 above = [step(1) for _ in range(3)]
 unit = int(resident() / 1e6)
 above += [step(unit // 8)] + [step(2 * unit) for _ in range(6)]

@@ -196,14 +196,15 @@ runpy.run_module('bert_jax.main', run_name='__main__', alter_sys=True)
 
 @pytest.mark.medium
 def test_a_workdir_that_the_hosts_do_not_share_is_refused(records, tmp_path):
-  (tmp_path / 'disk0/run/checkpoints/4').mkdir(parents=True)
-  (tmp_path / 'disk1').mkdir()
+  for i in range(2):
+    (tmp_path / f'disk{i}').mkdir()
   running = start(2, 'run', str(tmp_path / 'disk'), '--config=tiny', '--workdir=run',
                   f'--config.data.source={records}', script=OWN_DISK)
   errors = [process.communicate(timeout=100)[1] for process in running]
   assert [process.returncode for process in running] == [2, 2], errors
-  assert all('process 1 has another list of checkpoints in run, which all hosts must share, than '
-             "process 0: '[]' and '[4]'" in error for error in errors), errors
+  assert all('--workdir=run is another folder on the host of process 1 than on the first host: '
+             'give a folder on a shared disk' in error for error in errors), errors
+  assert not list(tmp_path.rglob('.shared'))
 
 
 # The second process gets the signal of argv after its last step, while the first waits for it.

@@ -1,4 +1,5 @@
 """The rows of a pretraining run: rates, evaluations, phases, packing and random tokens."""
+
 import dataclasses
 import types
 

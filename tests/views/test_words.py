@@ -37,13 +37,13 @@ def test_apple_the_fruit_and_the_company(bert):
 
 def test_a_word_is_found_in_any_writing():
   text = 'pineapple, Apple and apple'
-  assert words_lib._place('apple', text) == (21, 26)
-  assert words_lib._place('apple', text[:16]) == (11, 16)
-  assert words_lib._place('apple', 'pineapple') == (4, 9)
-  assert words_lib._place('银行', '我去银行') == (2, 4)
+  assert words_lib._find('apple', text) == (21, 26)
+  assert words_lib._find('apple', text[:16]) == (11, 16)
+  assert words_lib._find('apple', 'pineapple') == (4, 9)
+  assert words_lib._find('银行', '我去银行') == (2, 4)
   for word in ('pear', ''):
     with pytest.raises(UserError, match='does not occur'):
-      words_lib._place(word, text)
+      words_lib._find(word, text)
 
 
 def test_a_word_of_a_byte_level_vocabulary_is_the_entry_with_a_space():
