@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import types
 
 from etils import epath
 import pytest
@@ -67,8 +68,11 @@ def test_scores_equal_the_run(task, tmp_path, capsys):
 def check_exports_of_a_reranker(report, data, folder, capsys):
   """Our own format keeps the highest grade of the training data; others lose it, with a note."""
   assert 'highest grade' not in capsys.readouterr().out
-  for to in ('bert_jax', 'huggingface'):
+  formats = 'bert_jax', 'huggingface'
+  for to in formats:
     conversion.convert(str(folder / 'run'), str(folder / to), to)
+  (folder / 'run').rename(folder / 'moved')  # an export does not read the run
+  for to in formats:
     named = {'task': 'reranking'} if to == 'huggingface' else {}  # it may be a regression, too
     again = score(folder / to, data, folder, fields=['loss=graded'], max_len=24, **named)
     is_known = again['loss'] == pytest.approx(report['loss'], abs=1e-5)
@@ -85,6 +89,16 @@ def test_the_model_decides_whether_no_answer_is_possible():
     asked = dataclasses.replace(of_file, null_threshold=0.0)
     assert asked.with_facts(facts, []).null_threshold == 0.0
     assert of_file.with_facts(facts, []).null_threshold is None
+
+
+def test_predict_uses_the_threshold_of_the_run(monkeypatch):
+  used = []
+  monkeypatch.setattr(question_answering, 'answer', lambda bert, pairs, threshold: used.append(
+      threshold))
+  for facts, given in (({'null_threshold': 1.5}, None), ({'null_threshold': 1.5}, 0.0), ({}, None)):
+    bert = types.SimpleNamespace(model=types.SimpleNamespace(facts=facts))
+    question_answering.QuestionKind.answer(bert, [], types.SimpleNamespace(null_threshold=given))
+  assert used == [1.5, 0.0, None]
 
 
 @pytest.mark.medium
