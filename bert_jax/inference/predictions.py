@@ -223,6 +223,17 @@ def _array_writer(path: epath.Path,
       sink.write(save({'embeddings': np.ascontiguousarray(short), **kept}))
 
 
+def _job(task: str, bert: Bert, source: str | None, output: str,
+         options: Options) -> dict[str, Any]:
+  """Identifies a job that can resume; {} = it cannot."""
+  # Standard input cannot be read again, and a remote file cannot be appended to.
+  if not source or storage.is_remote(output):
+    return {}
+  return {'task': task, 'model': json_lines.identity(bert.model),
+          'input': [source, *storage.size_and_time(epath.Path(source))],
+          'options': dataclasses.asdict(options)}
+
+
 def run(task: str | None, model: str | None, source: str | None, output: str | None,
         options: Options = Options(), strict: bool = False, precision: str = 'float32',
         **checkpoint):
@@ -269,13 +280,8 @@ def run(task: str | None, model: str | None, source: str | None, output: str | N
       done = answer_all(write=functools.partial(json_lines.write, sys.stdout),
                         strict=strict)
     else:
-      # Standard input cannot be read again, and a remote file cannot be appended to.
-      job = {}
-      if source and not storage.is_remote(output):
-        job = {'task': task, 'model': json_lines.identity(bert.model),
-               'input': [source, *storage.size_and_time(epath.Path(source))],
-               'options': dataclasses.asdict(options)}
-      with json_lines.partial(path, job) as (sink, before):
+      with json_lines.partial(path, _job(task, bert, source, output, options)) as (
+          sink, before):
         if before.examples:
           print(f'bert_jax: {before.examples:,} examples were answered before: resuming '
                 f'{output}', file=sys.stderr, flush=True)

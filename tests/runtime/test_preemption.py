@@ -78,6 +78,7 @@ def test_the_first_signal_of_a_process_after_the_agreement_does_not_end_it(monke
     clock[0] += preemption.ONE_SIGNAL + 1
     os.kill(os.getpid(), signal.SIGTERM)
     assert ended == [preemption.EXIT_FAILED]
+    notice.close()
   finally:
     signal.signal(signal.SIGTERM, before)
 
