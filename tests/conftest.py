@@ -40,9 +40,6 @@ from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.runtime import host
 from tests import tiny
 
-# Some tests read files of the repository.
-os.chdir(pathlib.Path(__file__).parents[1])
-
 # A shell starts commands in the background with SIGINT ignored, and their children inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -99,6 +96,11 @@ def sub_mesh(data: int, model: int, replica: int = 1) -> jax.sharding.Mesh:
   shape = (replica, data, model)
   return jax.make_mesh(shape, mesh_lib.AXES, axis_types=(AxisType.Auto,) * 3,
                        devices=jax.devices()[:int(np.prod(shape))])
+
+
+def pytest_sessionstart():
+  """Some tests read files of the repository; scripts that import this file stay where they are."""
+  os.chdir(pathlib.Path(__file__).parents[1])
 
 
 @pytest.fixture(scope='session', autouse=True)
