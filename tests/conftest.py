@@ -28,9 +28,11 @@ if 'JAX_COMPILATION_CACHE_DIR' not in os.environ:
   os.environ['JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'] = '0.5'
   os.environ['JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES'] = '-1'
 
+from collections.abc import Callable
 import pathlib
 import signal
 
+from etils import epath
 import jax
 from jax.sharding import AxisType
 import numpy as np
@@ -96,6 +98,18 @@ def sub_mesh(data: int, model: int, replica: int = 1) -> jax.sharding.Mesh:
   shape = (replica, data, model)
   return jax.make_mesh(shape, mesh_lib.AXES, axis_types=(AxisType.Auto,) * 3,
                        devices=jax.devices()[:int(np.prod(shape))])
+
+
+def check_resume(train: Callable[[], None], workdir: pathlib.Path):
+  """Loses the last checkpoint of a run and trains again; the bits of step 12 must be equal."""
+  from bert_jax.training import integrity  # scripts import this file, too: Orbax is slow to import
+
+  train()
+  last = epath.Path(workdir / 'checkpoints' / '12')
+  whole = integrity.description(last)['arrays']
+  last.rmtree()
+  train()
+  assert integrity.description(last)['arrays'] == whole
 
 
 def pytest_sessionstart():

@@ -1,4 +1,4 @@
-"""What a run takes from another model: unset fields of its config, and parameters."""
+"""Takes unset config fields and initial parameters from another model."""
 
 from collections.abc import Mapping, Sequence
 import dataclasses

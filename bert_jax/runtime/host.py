@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import functools
 import glob
 import importlib.metadata
 import os
@@ -45,6 +46,7 @@ def has_fast_bfloat16() -> bool:
   return is_new and not {'avx512_bf16', 'amx_bf16'}.isdisjoint(flags)
 
 
+@functools.cache
 def memory() -> int:
   """Bytes of memory of this host, or of the container that limits this process."""
   sizes = [os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')]

@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import json
 
-from etils import epath
 from flax import linen as nn
 import jax
 import jax.numpy as jnp
@@ -24,7 +23,6 @@ from bert_jax.objectives import causal_rows, masking, objectives
 from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.runs import run
 from bert_jax.tasks.pretraining import Pretraining
-from bert_jax.training import integrity
 from bert_jax.training import optimizer as optimizer_lib
 from bert_jax.training import state as state_lib
 from tests import conftest
@@ -180,12 +178,7 @@ def test_a_resumed_run_has_the_same_bits(corpus_file, tmp_path):
         'masking.causal_steps': 0.8, 'optimizer.accumulation': 2})
     run.run(config, str(tmp_path / 'run'))
 
-  train()
-  checkpoints = epath.Path(tmp_path / 'run/checkpoints')
-  whole = integrity.description(checkpoints / '12')['arrays']
-  (checkpoints / '12').rmtree()
-  train()
-  assert integrity.description(checkpoints / '12')['arrays'] == whole
+  conftest.check_resume(train, tmp_path / 'run')
   rows = [json.loads(line)
           for line in (tmp_path / 'run/metrics.jsonl').read_text().splitlines()]
   losses = [row['mlm_loss'] for row in rows if 'mlm_loss' in row]

@@ -4,7 +4,6 @@ import json
 import math
 import re
 
-from etils import epath
 import jax
 import pytest
 
@@ -12,7 +11,6 @@ import bert_jax
 from bert_jax.errors import UserError
 from bert_jax.runs import run
 from bert_jax.tasks.pretraining_data import PretrainingData
-from bert_jax.training import integrity
 from tests import conftest
 from tests.runs.test_run import evaluated, lines
 
@@ -26,12 +24,7 @@ def test_a_run_with_every_optimizer_resumes_with_the_same_bits(corpus_file, tmp_
         'mesh.model': 2, 'optimizer.name': name, 'optimizer.decay_ratio': 0.5}),
             str(tmp_path / 'run'))
 
-  train()
-  checkpoints = epath.Path(tmp_path / 'run/checkpoints')
-  whole = integrity.description(checkpoints / '12')['arrays']
-  (checkpoints / '12').rmtree()
-  train()
-  assert integrity.description(checkpoints / '12')['arrays'] == whole
+  conftest.check_resume(train, tmp_path / 'run')
   training = [line['mlm_loss'] for line in lines(tmp_path / 'run') if 'mlm_loss' in line]
   assert training[-1] < training[0]
 
