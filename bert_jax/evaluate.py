@@ -9,9 +9,9 @@ _SUITE = flags.DEFINE_string(
     'suite', None, 'minimal_pairs, masked_lm, glue, retrieval, mteb, task.')
 _DATA = flags.DEFINE_string(
     'data', None,
-    "minimal_pairs: JSON lines in BLiMP's format. masked_lm: text files. glue: a "
-    "folder with the tasks' folders, or tfds:glue. retrieval: a folder in BEIR's layout. "
-    'task: a file of examples, as data.eval.')
+    "minimal_pairs: JSON lines of BLiMP, BabyLM's supplement or EWoK. masked_lm: text "
+    "files. glue: a folder with the tasks' folders, or tfds:glue. retrieval: a folder in "
+    "BEIR's layout. task: a file of examples, as data.eval.")
 _OUTPUT = flags.DEFINE_string(
     'output', None, 'FILE.json; also writes FILE.md and FILE.png.')
 _OPTIONS = {

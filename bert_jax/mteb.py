@@ -29,7 +29,7 @@ class Encoder(AbsEncoder):
                device: str | None = None, **_: Any):
     """Loads a model.
 
-    mteb's interface has the other arguments. mteb stores scores by the name of the model
+    The other arguments belong to mteb's interface. mteb stores scores by the name of the model
     and `revision`; None = a digest of the model. `device` is ignored.
     """
     self.bert = model if isinstance(model, Bert) else load(model)

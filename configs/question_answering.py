@@ -3,8 +3,8 @@ r"""Extractive question answering: SQuAD v1.1 and v2.0.
   python -m bert_jax.main --config=configs/question_answering.py --workdir=runs/squad \
       --config.init_from=MODEL --config.data.train=train-v1.1.json --config.data.eval=dev-v1.1.json
 
-The paper reports EM 80.8 and F1 88.5 on SQuAD v1.1 for BERT-base. Not run here at that
-size.
+The paper reports EM 80.8 and F1 88.5 on SQuAD v1.1 for BERT-base. We have not run
+BERT-base on it.
 """
 
 from bert_jax import config

@@ -4,7 +4,7 @@ r"""Reranking of the documents of a query with a cross-encoder.
       --config.init_from=MODEL --config.data.train=train.jsonl --config.data.eval=dev.jsonl
 
 JSON lines: {"query": "...", "positives": ["..."], "negatives": ["...", "..."]}, or one
-pair per line, {"query": "...", "document": "...", "label": 1}. Not run yet at this size.
+pair per line, {"query": "...", "document": "...", "label": 1}. Not run yet with these settings.
 """
 
 from bert_jax import config

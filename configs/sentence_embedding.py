@@ -1,12 +1,12 @@
-r"""Sentence embeddings by contrastive learning within a batch, scored as STS-B is.
+r"""Sentence embeddings by contrastive learning within a batch, scored like STS-B.
 
   python -m bert_jax.main --config=configs/sentence_embedding.py --workdir=runs/embedding \
       --config.init_from=MODEL --config.data.train=nli.jsonl --config.data.eval=STS-B/dev.tsv \
       --config.data.negative_column=contradiction
 
 With --config.data.text_pair_column='' single texts are enough: unsupervised SimCSE (Gao
-et al. 2021), with learning rates of 1e-5 to 3e-5 and cls pooling. Not run yet at this
-size.
+et al. 2021), with learning rates of 1e-5 to 3e-5 and cls pooling. Not run yet with these
+settings.
 """
 
 from bert_jax import config

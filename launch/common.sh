@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Sourced by the scripts that rent machines. It runs commands, or with --dry-run prints them as
+# Sourced by the scripts for TPU VMs, GKE and Slurm. It runs commands, or with --dry-run prints them as
 # a user would type them.
 # shellcheck source=launch/help.sh
 . "$(dirname "${BASH_SOURCE[0]}")/help.sh"

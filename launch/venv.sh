@@ -1,9 +1,9 @@
 # shellcheck shell=bash
 # Sourced by the other scripts. Creates .venv in the repository and installs a requirements file:
 #   . launch/venv.sh requirements.txt
-# PYTHON names the interpreter (a path, or python3.12), VENV the folder. Without PYTHON it takes the
-# newest one, on the PATH or installed by pyenv. If none is new enough, or Debian has removed its
-# venv module, uv installs one.
+# PYTHON names the interpreter (a path, or python3.12), VENV the folder. Without PYTHON it tries
+# 3.13, 3.12, 3.11 and then python3, on the PATH or installed by pyenv. If none is new enough, or
+# Debian has removed its venv module, uv installs one.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 VENV="${VENV:-.venv}"

@@ -6,7 +6,8 @@ of these pairs exchange their B with pairs of other documents whose B is about a
 that length does not leak the label. Pairs and single sentences are packed into rows. The
 token count of a window fixes the number of its rows, so any row of any epoch can be found
 directly. Text beyond these rows fills their gaps, in pieces for masked LM only: a pair
-that is cut inside a sentence would leak its label. Each token is used once.
+that is cut inside a sentence would leak its label. This file calls that pouring
+(`packing.pour`). Each token is used once.
 
 An example: two documents of four and three sentences, where each letter is a token, in a
 row of 24 tokens with C for [CLS], S for [SEP] and . for padding.

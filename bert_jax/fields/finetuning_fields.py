@@ -62,7 +62,9 @@ _FIELDS = with_values(run_fields.FIELDS, {
     # Overrides the format, problem or columns of data.train for the files of data.eval,
     # such as text_column=sentence.
     'data.eval_fields': Field((), on_resume=HARMLESS, unused=(not_evaluated,)),
-    'data.format': Field('auto', on_resume=HARMLESS),  # auto = by the name of the file
+    # csv, tsv, jsonl, or a format of the task: glue/TASK, conll, swag, commonsenseqa. auto
+    # = by the name of the file; tagging reads other names as CoNLL.
+    'data.format': Field('auto', on_resume=HARMLESS),
     # The column of the text.
     'data.text_column': Field('text', on_resume=HARMLESS, unused=(named_by_format,)),
     # The column of the second text; '' = an input is one text.

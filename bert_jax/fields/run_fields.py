@@ -71,7 +71,8 @@ FIELDS: Table = {
     'log_every': Field(100, at_least(1), HARMLESS),
     # Needed to resume a run with another schedule (steps, phases, rows, optimizer).
     'allow_schedule_change': Field(False, on_resume=HARMLESS),
-    'keep_checkpoints': Field(3, at_least(1), HARMLESS),  # the newest ones that stay
+    # How many of the newest checkpoints stay.
+    'keep_checkpoints': Field(3, at_least(1), HARMLESS),
     # Also keep the checkpoint of every N steps, a multiple of checkpoint_every; 0 = none.
     'keep_every': Field(0, at_least(0), HARMLESS),
     # (first, last) step to trace into tensorboard/, for its profile page.

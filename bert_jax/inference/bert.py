@@ -52,7 +52,8 @@ class Bert(LoadedModel):
              max_len: int | None = None) -> Encoded:
     """Returns hidden states, pooled [CLS] and mask; cuts long texts at the end.
 
-    Arguments: see `embed`.
+    `layers`: see `embed`. `max_len`: tokens of a text, special tokens included; None = as
+    many as the model has positions, even if its folder sets a lower limit.
     """
     rows, _ = self._rows(self.dense.prepared(self._strings(texts), ''), 'head', max_len)
     has_pooler = 'pooler' in self.model.groups
@@ -108,7 +109,8 @@ class Bert(LoadedModel):
       pooling: one of `model.pooling.POOLINGS`, such as 'cls', 'mean' or 'max'; 'none' = a
         vector for each token, without dense layers and prompts; None = the pooling of the
         model, else the mean.
-      normalize: scale to length 1; None = as the model says, else no. `dim` always does.
+      normalize: True = scale to length 1; None = as the model's folder says, else no. With
+        `dim`, the vectors always have length 1.
       layers: layers to concatenate: 0 = embeddings, 1..N, or from the end, -1 = the last.
         (-4, -3, -2, -1) is the paper's best for NER.
       long: how to read a text of more than `max_len` tokens: its 'head', 'tail' or

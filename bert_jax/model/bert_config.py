@@ -40,13 +40,14 @@ class BertConfig:
   num_layers: int = 12  # N, Transformer layers
   num_heads: int = 12  # H, attention heads; K = D / H
   intermediate_size: int = 3072  # F, the width of the feed-forward
-  max_positions: int = 512  # rows of the position table: the longest L
+  max_positions: int = 512  # the longest L; rows of the position table, if there is one
   type_vocab_size: int = 2  # rows of the segment table: A and B; 0 = no segments
   # The activation in the feed-forward and the MLM head: gelu (erf), gelu_tanh, relu.
   activation: str = 'gelu'
   dropout: float = 0.1  # share dropped of embeddings, attention and feed-forward outputs
   attention_dropout: float = 0.1  # share dropped of the attention weights
-  initializer_range: float = 0.02  # standard deviation of random parameters
+  # Deviation of random parameters, before the normal distribution is cut at 2 deviations.
+  initializer_range: float = 0.02
   layer_norm_eps: float = 1e-12  # added to the variance in the norms
   # Dtype of the matrix products; parameters, softmax and norms stay float32. auto =
   # bfloat16, or float32 on a device that does not multiply bfloat16 faster: most CPUs,

@@ -13,7 +13,8 @@ class ElectraConfig(BertConfig):
 
   architecture: str = 'electra'
   embedding_size: int = 768  # E, the width of the token table; projected to D
-  generator_size: float = 1 / 3  # D, H and F of the generator, as a share of these
+  # D, H and F of the generator, as a share of the discriminator's.
+  generator_size: float = 1 / 3
 
   pooler_activation: ClassVar[str] = 'gelu'
 

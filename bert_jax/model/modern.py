@@ -31,10 +31,10 @@ class ModernConfig(BertConfig):
   vocab_size: int = 50_368
   num_layers: int = 22  # N: 1 + a multiple of global_every
   intermediate_size: int = 1152
-  max_positions: int = 8192
+  max_positions: int = 8192  # the longest L
   type_vocab_size: int = 0
-  dropout: float = 0.0
-  attention_dropout: float = 0.0
+  dropout: float = 0.0  # share dropped of the embeddings and inside the feed-forward
+  attention_dropout: float = 0.0  # share dropped of attention weights and outputs
   layer_norm_eps: float = 1e-5
   # The first layer and every `global_every`-th after it are global: they see whole texts.
   global_every: int = 3

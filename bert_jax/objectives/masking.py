@@ -42,7 +42,8 @@ class MaskingConfig:
   ngram_max: int = 3  # most words in an n-gram; n words have probability ~ 1/n
   replace_mask: float = 0.8  # share of the predicted tokens that become [MASK]
   replace_random: float = 0.1  # share that become a random ordinary token; the rest stay
-  random_by_frequency: bool = False  # random tokens by corpus frequency, or uniform
+  # Draw random tokens by their frequency in the corpus, not uniformly.
+  random_by_frequency: bool = False
   causal_rows: float = 0.0  # share of the rows of a step that predict the next token
   causal_steps: float = 1.0  # fraction of the steps, from the first on, with causal rows
   max_predictions: int = 0  # most predictions in a row (M); 0 = computed from the rate
@@ -70,7 +71,7 @@ class MaskingConfig:
             f'masking.max_predictions={self.max_predictions} must not be negative')
 
   def predictions(self, max_len: int, pairs: int = 1) -> int:
-    """Returns M, the most predictions in a row of `max_len` tokens, up to `pairs` pairs.
+    """Returns M, the most predictions in a row of `max_len` tokens and `pairs` pairs.
 
     M is static: it is a dimension of arrays in the compiled step.
     """

@@ -1,4 +1,4 @@
-"""Chooses model.scan_unroll, the layers in each iteration of the scan, if it is not set.
+"""Chooses model.scan_unroll, the layers in each iteration of the scan, if it is 0.
 
 On a GPU, a scan copies every activation that it saves into a stacked array and back. This
 takes a quarter of a training step. A step without a scan makes no such copies, but takes

@@ -175,8 +175,9 @@ class LateFiles(sentence_embedding.EmbeddingFiles):
       'data.matryoshka': None,
       'data.matryoshka_weights': None,
       'data.cached_parts': None,
+      'data.text_pair_column': 'text_pair',  # the column of the document
       'data.temperature': Field(1.0),  # the divisor of MaxSim
-      # A field of each line: a list with a teacher's score of the near text and of each
+      # A field of each line: a list with a teacher's score of the positive and of each
       # negative, as `mine --teacher` writes it. The loss then follows these scores.
       'data.scores_column': Field(''),
       # The fields below default to the values of init_from, if it is a ColBERT; if it is
@@ -187,7 +188,8 @@ class LateFiles(sentence_embedding.EmbeddingFiles):
       # none, or how [MASK] fills a short query: fixed = to query_length exactly, min = at
       # least; with _visible the other tokens see these [MASK]. auto = fixed.
       'data.query_expansion': Field(_AUTO, one_of((_AUTO, *EXPANSIONS))),
-      'data.query_length': Field(0, at_least(0)),  # tokens of a query; 0 = 32, or max_len
+      # Tokens of a query; 0 = 32, or max_len if it is smaller.
+      'data.query_length': Field(0, at_least(0)),
       # Tokens of documents that do not count; () = none, auto = punctuation.
       'data.skipped_words': Field((_AUTO,)),
       'batch_size': 32,

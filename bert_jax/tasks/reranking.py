@@ -119,9 +119,11 @@ class RerankingFiles(finetuning_data.ExampleFiles):
       # `mine`), or csv, tsv and JSON lines with a query, a document and a grade in the
       # columns below.
       'data.format': 'auto',
-      'data.text_column': 'query',
+      'data.text_column': 'query',  # the column of the query
+      # The column of the document.
       'data.text_pair_column': Field('document', on_resume=HARMLESS,
                                      unused_by_data=(only_lists,)),
+      # The column of the grade; 0 = not relevant.
       'data.label_column': Field('label', on_resume=HARMLESS,
                                  unused_by_data=(only_lists,)),
       # binary: cross-entropy of each pair, relevant (a grade above 0) or not; graded:

@@ -105,7 +105,7 @@ def check_texts(config: ConfigDict):
   require(data.temperature > 0, f'data.temperature={data.temperature} must be positive')
   require(not data.negative_column or data.text_pair_column,
           f'data.negative_column={data.negative_column} needs data.text_pair_column, too: '
-          'the text that is near')
+          'the column of the similar text')
   require(data.text_pair_column or config.model.dropout,
           'a text is compared with itself under different dropout: give '
           'data.text_pair_column, or a model.dropout above 0')
@@ -183,7 +183,7 @@ class SentenceEmbedding(finetuning.FineTuning):
 
 @dataclasses.dataclass(frozen=True)
 class EmbeddingFiles(finetuning_data.ExampleFiles):
-  """Pairs of near texts, with or without negatives; held-out pairs with scores."""
+  """Pairs of similar texts, with or without negatives; held-out pairs with scores."""
 
   best_score = 'spearman'
   # A pair of data.eval has a score and may be a negative, so the loss is undefined.
@@ -194,7 +194,8 @@ class EmbeddingFiles(finetuning_data.ExampleFiles):
       'data.label_column': None,
       # With '' each text is its own partner, under different dropout (SimCSE).
       'data.text_pair_column': 'text_pair',
-      # A text that contradicts the first; several columns are separated by commas.
+      # Columns of hard negatives, separated by commas, such as the contradiction in NLI
+      # data.
       'data.negative_column': Field(''),
       # The columns of data.eval: two texts and a score.
       'data.eval_columns': Field(('sentence1', 'sentence2', 'score'), on_resume=HARMLESS,

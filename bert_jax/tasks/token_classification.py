@@ -150,7 +150,9 @@ class TokenFiles(finetuning_data.ExampleFiles):
       # lists of words and tags.
       'data.format': 'auto',
       'data.text_pair_column': None,
+      # The column of the words: a number in CoNLL, a name in JSON lines.
       'data.text_column': '0',
+      # The column of the tags: a number in CoNLL, a name in JSON lines.
       'data.label_column': '-1',
       'data.labels': Field(()),  # tags in order; () = all tags of the training file
       'optimizer.learning_rate': 5e-5,

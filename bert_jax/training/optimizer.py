@@ -45,7 +45,9 @@ class OptimizerConfig:
   weight_decay: float = 0.01  # decoupled; of all parameters but biases and norms
   clip_norm: float = 1.0  # largest norm of the whole gradient; 0 = no clipping
   accumulation: int = 1  # microbatches per step
-  layer_decay: float = 1.0  # factor of the rate per layer below the head; 1 = none
+  # Factor of the rate for each step away from the head, as in ELECTRA: the top layer has
+  # its square. 1 = none.
+  layer_decay: float = 1.0
   frozen_layers: int = -1  # -1 = none, 0 = embeddings, n = these and the first n layers
 
   def __post_init__(self):
