@@ -268,8 +268,9 @@ def _check_memory(config: ConfigDict, mesh: Mesh, phase: Phase):
   on_cpu = mesh.devices.flat[0].platform == 'cpu'
   tokens = phase.batch_size * phase.max_len // jax.process_count()
   # A lower bound: four numbers of 4 bytes for each token, and on a CPU also its embedding
-  # with at least 2 bytes per entry.
-  need = tokens * (16 + on_cpu * 2 * config.model.hidden_size)
+  # with at least 2 bytes per entry. Only one microbatch at a time has embeddings.
+  need = tokens * (16 + on_cpu * 2 * config.model.hidden_size
+                   // config.optimizer.accumulation)
   require(need <= host.memory(),
           f'batch_size={phase.batch_size} of max_len={phase.max_len} needs more than '
           f'{need / 2**30:,.0f} GiB here, this machine has '

@@ -29,8 +29,8 @@ class Encoder(AbsEncoder):
                device: str | None = None, **_: Any):
     """Loads a model.
 
-    The other arguments belong to mteb's interface. mteb stores scores by the name of the model
-    and `revision`; None = a digest of the model. `device` is ignored.
+    The other arguments belong to mteb's interface. mteb stores scores by the name of the
+    model and `revision`; None = a digest of the model. `device` is ignored.
     """
     self.bert = model if isinstance(model, Bert) else load(model)
     own = self.bert.dense
@@ -44,8 +44,9 @@ class Encoder(AbsEncoder):
 
   def prompt(self, task_metadata: Any, prompt_type: PromptType | None) -> str | None:
     """Returns the name of a task's prompt: by mteb's rules, else by the model's names."""
-    name = get_prompt_name(self.model_prompts, task_metadata, prompt_type)
-    return name or self.bert.dense.first_prompt(_OF_TYPE.get(prompt_type, ()))
+    name, names = (get_prompt_name(self.model_prompts, task_metadata, prompt_type),
+                   _OF_TYPE.get(prompt_type))
+    return self.bert.dense.first_prompt(names) if names and not name else name
 
   def encode(self, inputs: Any, *, task_metadata: Any, hf_split: str, hf_subset: str,
              prompt_type: PromptType | None = None, **_: Any) -> np.ndarray:

@@ -51,6 +51,19 @@ def without_lora(config: ConfigDict) -> str:
   return '' if config.lora.rank else 'lora.rank=0 trains all parameters'
 
 
+def without_tp(config: ConfigDict) -> str:
+  """mesh.model has no effect without tp: its devices would all do the same work."""
+  repeats = config.mesh.model != 1 and 'tp' not in config.sharding
+  return (f'sharding={config.sharding} splits nothing over mesh.model, so its devices would '
+          'all do the same work: give sharding=tp or fsdp_tp') if repeats else ''
+
+
+def frozen_by_lora(config: ConfigDict) -> str:
+  """frozen_layers=0 has no effect with LoRA, which freezes the embeddings too."""
+  return (f'lora.rank={config.lora.rank} freezes the embeddings already'
+          if config.lora.rank and config.optimizer.frozen_layers == 0 else '')
+
+
 FIELDS: Table = {
     # pretrain, sequence_classification, token_classification, question_answering, ...
     'task': Field(''),
@@ -96,13 +109,14 @@ FIELDS: Table = {
     # Devices of a group that share the rows, and with fsdp the parameters; -1 = all others.
     'mesh.data': Field(-1, on_resume=HARMLESS),
     # Devices that share each layer, with tp.
-    'mesh.model': Field(1, on_resume=HARMLESS),
+    'mesh.model': Field(1, on_resume=HARMLESS, unused=(without_tp,)),
     # How to shard parameters: dp, fsdp, tp, fsdp_tp (tp with mesh.model=1 is dp).
     'sharding': Field('tp', one_of(sharding.PRESETS), HARMLESS),
     # Processes that build rows; 0 = a thread of the main process.
     'data.loader_workers': Field(0, at_least(0), HARMLESS),
     **group('optimizer', OptimizerConfig(), on_resume=SCHEDULE,
-            rules={'accumulation': Field(1, on_resume=HARMLESS)}),
+            rules={'accumulation': Field(1, on_resume=HARMLESS),
+                   'frozen_layers': Field(-1, on_resume=SCHEDULE, unused=(frozen_by_lora,))}),
     **group('lora', LoraConfig(), dict.fromkeys(
         ('alpha', 'targets'), Field(None, unused=(without_lora,)))),
 }

@@ -117,6 +117,8 @@ ELECTRA = Family(
                   ('pooler.dense.', 'sequence_summary.summary.'),)},
     fields=FIELDS | {'embedding_size': 'embedding_size',
                      'generator_size': 'generator_size'},
+    published=PUBLISHED | {'summary_type': 'first', 'summary_use_proj': True,
+                           'summary_activation': 'gelu'},
     read=_defaults(embedding_size=128))
 
 DISTILBERT = Family(

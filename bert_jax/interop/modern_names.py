@@ -57,10 +57,11 @@ def _read(config: Mapping[str, Any]) -> Mapping[str, Any]:
   angles = config.get('rope_parameters') or {}
   try:
     for ours, kind in (('global', 'full_attention'), ('local', 'sliding_attention')):
-      of_kind = angles.get(kind) or {}
-      require(of_kind.get('rope_type', 'default') == 'default',
-              f'config.json has rope_type={of_kind.get("rope_type")!r}: only the default '
-              'is supported')
+      # rope_scaling and the key 'type' are the older form of rope_parameters.
+      of_kind = {**(angles.get(kind) or {}), **(config.get('rope_scaling') or {})}
+      rule = of_kind.get('rope_type', of_kind.get('type', 'default'))
+      require(rule == 'default',
+              f'config.json has rope_type={rule!r}: only the default is supported')
       if 'rope_theta' in of_kind:
         fields[f'{ours}_rope_theta'] = of_kind['rope_theta']
     if kinds and not isinstance(kinds, list):

@@ -12,6 +12,7 @@ import numpy as np
 
 from bert_jax.data import inputs as inputs_lib
 from bert_jax.data.late_inputs import DOCUMENT, QUERY
+from bert_jax.data.tokenizers.library import LibraryTokenizer
 from bert_jax.data.tokens import Tokens
 from bert_jax.errors import require
 from bert_jax.interop import (
@@ -97,6 +98,11 @@ def load(directory: epath.Path) -> Pretrained:
   tokenizer = model.tokenizer.parsing(True)
   if isinstance(layout, LateLayout) and layout.marks:
     tokenizer = tokenizer.with_special(layout.marks)
+  # As in sentence-transformers: special tokens such as "[Q] " keep their capitals, and
+  # positions in the text stay the same.
+  if layout.lowercase and isinstance(tokenizer, LibraryTokenizer):
+    tokenizer = tokenizer.lowercased()
+    layout = dataclasses.replace(layout, lowercase=False)
   model = dataclasses.replace(model, facts=facts, sentence=layout, tokenizer=tokenizer)
   return late_layout.with_projection(model) if isinstance(layout, LateLayout) else model
 

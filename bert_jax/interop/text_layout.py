@@ -73,9 +73,9 @@ class TextLayout(abc.ABC):
     require(not name or name in self.prompts, f'prompt={name!r} is unknown: {known}')
     return self.prompts[name] if name else ''
 
-  def first_prompt(self, names: Sequence[str]) -> str | None:
-    """Returns the first of these names that is a prompt of the model, or None."""
-    return next((name for name in names if name in self.prompts), None)
+  def first_prompt(self, names: Sequence[str]) -> str:
+    """Returns the first of these names that is a prompt of the model; '' = no prompt."""
+    return next((name for name in names if name in self.prompts), '')
 
   def prepared(self, texts: Sequence[tuple[str, ...]],
                prompt: str) -> list[tuple[str, ...]]:

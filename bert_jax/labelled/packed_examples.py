@@ -178,6 +178,11 @@ class Batches:
     """The number of rows that a microbatch of each step of the first epoch needs."""
     return [self._packed(self.examples(step))[1] for step in range(self.steps_per_epoch)]
 
+  @property
+  def largest_step(self) -> int:
+    """The step of the first epoch with the most rows."""
+    return int(np.argmax(self._first_epoch))
+
   @functools.cached_property
   def rows(self) -> tuple[int, ...]:
     """The numbers of rows that suffice for _SHARES of the steps of the first epoch."""

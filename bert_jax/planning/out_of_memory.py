@@ -11,7 +11,7 @@ from bert_jax import config_fields
 from bert_jax.parallel import chip_figures, sharding
 from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.planning import estimate, programs
-from bert_jax.runs import resolve
+from bert_jax.runs import resolve, unrolling
 from bert_jax.runtime import ending
 
 _GIB = 2**30
@@ -35,6 +35,10 @@ def explain(config: ConfigDict, given: Mapping[str, Any] = {}) -> str:
   config = config_fields.changed(config, config_lib.dtype_on(mesh, config))
   phase = max(config_lib.phases_of(config),
               key=lambda phase: phase.batch_size * phase.max_len)
+  # As in the run, which unrolls its layers on a GPU if it takes long.
+  duration = 60 * config.train_minutes or unrolling.seconds(
+      programs.pretraining(config, phase).task, config_lib.phases_of(config), mesh)
+  config = config_fields.changed(config, unrolling.fields(config, mesh, duration))
   limit = chip_figures.memory_limit(mesh.devices.flat[0])
   figures = programs.train_step(programs.pretraining(config, phase), config, mesh)
   # The TPU compiler rejects a program that does not fit, and says by how much.

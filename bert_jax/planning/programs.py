@@ -73,8 +73,11 @@ def pretraining(config: ConfigDict, phase: Phase) -> Work:
 
 
 def finetuning(config: ConfigDict, data: FineTuningData, steps: int) -> Work:
-  """The work of a fine-tuning run, with the shapes of its first batch."""
-  batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), data.rows(0))
+  """The work of a fine-tuning run, with the shapes of its largest batch."""
+  # The whole batch, not the rows of this process: the devices may have several hosts.
+  batches = data.train.batches
+  batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype),
+                       batches.batch(batches.largest_step))
   rows, length = batch.tokens.ids.shape
   return Work(lora.adapt(data.task, config.lora), batch, Phase(steps, length, rows))
 

@@ -39,6 +39,16 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
           if name in new and new[name] != value]
 
 
+def _remedy(schedule: Sequence[Change]) -> str:
+  """The flags that restore the schedule of a run."""
+  values = {x.name: x.before for x in schedule}
+  if values.get('train_minutes'):
+    values.pop('train_steps', None)  # measured: a run has one length
+  if 'phases' in values:
+    values['phases'] = f"'{tuple(map(tuple, values['phases']))}'"
+  return ' '.join(f'--config.{name}={value}' for name, value in values.items())
+
+
 def check(workdir: str, differences: Sequence[Change], table: Table,
           allow_schedule_change: bool) -> list[Change]:
   """Returns the changes that a resumed run may have.
@@ -54,11 +64,9 @@ def check(workdir: str, differences: Sequence[Change], table: Table,
           f'{workdir} holds a run with {", ".join(map(str, others))}: that is another '
           'run, use another --workdir')
   if schedule and not allow_schedule_change:
-    before = ' '.join(f'--config.{x.name}={x.before}' for x in schedule
-                      if isinstance(x.before, int | float | str))
     raise UserError(
         f'{workdir} holds a run with {", ".join(map(str, schedule))}: every later '
-        f'learning rate or row changes with it; give {before or "the old values"} to '
-        'continue as before, use another --workdir, or continue with '
+        f'learning rate or row changes with it; give {_remedy(schedule)} to continue as '
+        'before, use another --workdir, or continue with '
         '--config.allow_schedule_change=True')
   return harmless + schedule

@@ -137,6 +137,11 @@ def _train(asked: resolve.Asked, path: epath.Path) -> FrozenConfigDict:
   folder.fetch()
   workdir = folder.local  # for all files but the checkpoints
   run_json = sealed.read(workdir / 'run.json') if (workdir / 'run.json').exists() else {}
+  # Another task could not even read the fields of this run.
+  before = run_json['config']['task'] if run_json else asked.config.task
+  require(before == asked.config.task,
+          f'{path} holds a run with task={before} (now {asked.config.task}): that is another '
+          'run, use another --workdir')
   has_started = bool(integrity.steps(path / 'checkpoints'))
   require(not has_started or run_json,
           f'{path} holds checkpoints but not the run.json with their config: restore the '
@@ -159,6 +164,10 @@ def _train(asked: resolve.Asked, path: epath.Path) -> FrozenConfigDict:
   folder.push()
   console.print_summary(_summary(config, job, mesh, folder))
   notes = [*notes, *job.notes, *loader.notes(config.data.loader_workers)]
+  if not config.keep_best and (kept := integrity.steps(path / 'best')):
+    notes.append(f'{path}/best still has step {kept[-1]}, which predict, convert and evaluate '
+                 'use, and this run has no keep_best: delete the folder to use the newest '
+                 'checkpoint')
   console.print_summary([*(('note', note) for note in notes),
                          *(('changed', str(change)) for change in changes)])
 

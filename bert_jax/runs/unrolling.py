@@ -52,7 +52,7 @@ def of_job(config: FrozenConfigDict, job: Job, mesh: Mesh) -> tuple[dict[str, An
   """Returns (`fields` for the known number of steps, the job with these fields)."""
   phases = [Phase(job.train_steps, config.max_len, config.batch_size)]
   if config.task == 'pretrain':
-    phases = config_lib.phases_of(config)
+    phases = config_lib.phases_of(config, job.train_steps)
   changes = fields(config, mesh, seconds(job.task, phases, mesh))
   if not changes:
     return changes, job

@@ -24,6 +24,8 @@ from bert_jax.runtime import storage
 from bert_jax.tasks.finetuning import FineTuning
 
 _LABELS_SHOWN = 16  # in the summary of a run
+# Fields of data that change the scores of data.eval and may change in a resumed run.
+_JUDGING = ('eval_fields', 'eval_columns', 'n_best', 'max_answer_len', 'null_threshold')
 
 
 class Split(NamedTuple):
@@ -178,7 +180,7 @@ class FineTuningData:
   evals: tuple[Split, ...]  # the evaluated files; () = no evaluation
   feed: mesh_lib.Feed  # the part of a batch that this process feeds
   notes: Sequence[str]  # lines for the summary of the run
-  eval_files: str  # data.eval
+  judges: str  # data.eval, and the fields that change its scores
 
   @property
   def task(self) -> FineTuning:
@@ -210,7 +212,7 @@ class FineTuningData:
     return self.files.lower_is_better
 
   def judged_on(self, step: int) -> str:
-    return self.eval_files
+    return self.judges
 
   def flops(self, step: int, tokens: float) -> float:
     return self.task.flops_per_token(self.train.batches.length) * tokens
@@ -308,4 +310,6 @@ def read(kind: type[ExampleFiles], config: ConfigDict, tokenizer: Tokenizer,
   for name, path in _eval_files(data):
     examples = not_empty(kind.read(path, eval_data, 'validation', notes), path)
     evals.append(planned(name, path, examples, False))
-  return FineTuningData(files, train, tuple(evals), mesh_lib.feed(mesh), notes, data.eval)
+  judges = [data.eval, *(f'data.{name}={data[name]}' for name in _JUDGING if data.get(name))]
+  return FineTuningData(files, train, tuple(evals), mesh_lib.feed(mesh), notes,
+                        ', '.join(judges))

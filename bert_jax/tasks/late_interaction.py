@@ -204,6 +204,9 @@ class LateFiles(sentence_embedding.EmbeddingFiles):
             f'data.skipped_words={words} must be words')
     require(bool(config.data.text_pair_column),
             'data.text_pair_column is not set: a query needs a document')
+    require(not config.data.scores_column or config.data.negative_column,
+            f'data.scores_column={config.data.scores_column} compares the documents of a '
+            'query, and without data.negative_column each query has one: give both')
 
   @classmethod
   def make(cls, config, examples, _):

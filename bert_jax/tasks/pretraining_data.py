@@ -198,9 +198,11 @@ class PretrainingData:
             'unigram_entropy': self.corpus.unigram_entropy}
 
   def judged_on(self, step: int) -> str:
+    index, phase, _ = self.phases.locate(max(step - 1, 0))
     lengths = {phase.max_len for phase in self.phases}
-    _, phase, _ = self.phases.locate(max(step - 1, 0))
-    return f'rows of {phase.max_len}' if len(lengths) > 1 else ''
+    most = self.eval_batches * phase.batch_size  # 0 = all rows
+    first = f'the first {most:,} ' if 0 < most < self.eval_rows[index].rows else ''
+    return f'{first}rows of {phase.max_len}' if first or len(lengths) > 1 else ''
 
   def flops(self, step: int, tokens: float) -> float:
     _, phase, _ = self.phases.locate(step)

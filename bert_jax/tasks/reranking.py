@@ -162,6 +162,9 @@ class RerankingFiles(finetuning_data.ExampleFiles):
     require(len(grades) > 1,
             f'{config.data.train}: all documents have the grade {min(grades):g}: there is '
             'nothing to learn')
+    require(config.data.loss != 'listwise' or any(len(x.documents) > 1 for x in examples),
+            f'{config.data.train}: every query has one document, and data.loss=listwise '
+            'compares the documents of a query: give data.loss=binary or graded')
     between = [group for group in examples
                if any(0 < grade < 1 for grade in group.grades)]
     require(config.data.loss != 'binary' or not between,

@@ -150,7 +150,7 @@ def test_queries_and_documents_have_their_own_prompts(folder, models, tmp_path):
     documents, queries = ([json.loads(line) for line in (folder / f'{kind}.jsonl').open()]
                           for kind in ('corpus', 'queries'))
     bert = bert_jax.from_pretrained(models[0])
-    before = prompts.get('x', prompts.get('passage')), prompts.get('x', prompts.get('query'))
+    before = prompts.get('passage', ''), prompts.get('query', '')  # never the default prompt
     texts = [f'{before[0]}{d["title"]} {d["text"]}' if d['title'] else before[0] + d['text']
              for d in documents]
     np.testing.assert_allclose(np.load(tmp_path / f'{name}.corpus.npy'),

@@ -30,7 +30,8 @@ FAMILIES = {
         hidden_act='gelu_new'),
     'Electra': lambda n, d: transformers.ElectraConfig(
         **_COMMON, **_NO_DROPOUT, num_hidden_layers=n, hidden_size=d, num_attention_heads=4,
-        intermediate_size=3 * d, embedding_size=d if n == 2 else d // 2),
+        intermediate_size=3 * d, embedding_size=d if n == 2 else d // 2,
+        hidden_act='gelu' if n == 2 else 'relu'),  # the head of the generator always has gelu
     'DistilBert': lambda n, d: transformers.DistilBertConfig(
         **_COMMON, n_layers=n, dim=d, n_heads=4, hidden_dim=3 * d, dropout=0.0,
         attention_dropout=0.0, seq_classif_dropout=0.0, qa_dropout=0.0),

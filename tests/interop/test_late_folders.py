@@ -123,9 +123,10 @@ def test_the_length_of_a_role_wins_over_max_seq_length(tmp_path, encoders, name)
   compare(bert_jax.from_pretrained(folder), folder)
 
 
-def to_pylate(folder, marks=('[Q] ', '[D] '), longest=30, **settings):
+def to_pylate(folder, marks=('[Q] ', '[D] '), longest=30, lowercases=False, **settings):
   """Rewrites a folder of two modules as PyLate 1 saves it, with its marks as added tokens."""
-  tokenizer = transformers.AutoTokenizer.from_pretrained(str(folder))
+  # With `lowercases` the package lowercases, not the tokenizer.
+  tokenizer = transformers.AutoTokenizer.from_pretrained(str(folder), do_lower_case=not lowercases)
   model = transformers.AutoModel.from_pretrained(str(folder))
   tokenizer.add_tokens([mark for mark in marks if mark.startswith('[Q') or mark.startswith('[D')])
   model.resize_token_embeddings(len(tokenizer))
@@ -137,7 +138,7 @@ def to_pylate(folder, marks=('[Q] ', '[D] '), longest=30, **settings):
       'sentence_transformers.models.Transformer', 'pylate.models.Dense.Dense')
   path.write_text(json.dumps(modules))
   (folder / 'sentence_bert_config.json').write_text(
-      json.dumps({'max_seq_length': longest}))
+      json.dumps({'max_seq_length': longest, 'do_lower_case': lowercases}))
   (folder / 'config_sentence_transformers.json').write_text(json.dumps({
       'model_type': 'ColBERT', 'prompts': {}, 'default_prompt_name': None,
       'similarity_fn_name': 'MaxSim', 'query_prefix': marks[0], 'document_prefix': marks[1],
@@ -151,7 +152,8 @@ def to_pylate(folder, marks=('[Q] ', '[D] '), longest=30, **settings):
 @pytest.mark.medium
 @pytest.mark.parametrize('settings', [
     {}, {'marks': ('[unused0] ', 'w3 ')}, {'attend_to_expansion_tokens': True},
-    {'do_query_expansion': False, 'skiplist_words': ['w1']}, {'longest': 13}])
+    {'do_query_expansion': False, 'skiplist_words': ['w1']}, {'longest': 13},
+    {'lowercases': True}])
 def test_folders_of_pylate(tmp_path, encoders, settings):
   folder = tmp_path / 'theirs'
   make(folder, encoders['Bert'], 128)

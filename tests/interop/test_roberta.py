@@ -51,9 +51,10 @@ def close(ours, theirs, tolerance=5e-5):
   assert worst <= tolerance, worst
 
 
-@pytest.mark.parametrize('layers, width', [(2, 128), (4, 256)])
-def test_masked_lm(tmp_path, layers, width):
-  theirs = make('RobertaForMaskedLM', tmp_path, layers, width)
+# The head has gelu, whatever hidden_act says.
+@pytest.mark.parametrize('layers, width, hidden_act', [(2, 128, 'gelu'), (4, 256, 'relu')])
+def test_masked_lm(tmp_path, layers, width, hidden_act):
+  theirs = make('RobertaForMaskedLM', tmp_path, layers, width, hidden_act=hidden_act)
   model = huggingface.load(epath.Path(tmp_path))
   c = model.config
   assert c.max_positions == 64 and c.type_vocab_size == 1 and c.layer_norm_eps == 1e-5

@@ -162,10 +162,28 @@ def test_the_old_layout(tmp_path, encoder, name):
       {'idx': 1, 'name': '1', 'path': '1_Pooling',
        'type': 'sentence_transformers.models.Pooling'}]))
   ours = bert_jax.from_pretrained(str(folder))
-  assert (ours.model.sentence.max_len, ours.model.sentence.lowercase) == (10, True)
-  np.testing.assert_allclose(ours.embed(TEXTS), theirs(folder), atol=1e-5)
+  # The tokenizer lowercases, so that special tokens and positions stay as they are.
+  assert (ours.model.sentence.max_len, ours.tokenizer.lowercase) == (10, True)
+  texts = [*TEXTS, 'W1 [SEP] W2', 'É w5']
+  np.testing.assert_allclose(ours.embed(texts), theirs(folder, texts), atol=1e-5)
+  text = 'İİİ W1'
+  (_, spans), = ours.tokenizer.encode_with_spans([text])
+  assert text[slice(*spans[-1])] == 'W1'
   conversion.convert(str(folder), str(tmp_path / 'new'), 'sentence_transformers')
   np.testing.assert_allclose(theirs(tmp_path / 'new'), theirs(folder), atol=1e-5)
+
+
+def test_search_gives_documents_no_prompt_of_queries(tmp_path, encoder):
+  """The default prompt is for `encode`: a document without its own prompt gets none."""
+  folder = make(tmp_path / 'a', encoder, prompts={'query': 'w7 find: '},
+                default_prompt_name='query')
+  model = sentence_transformers.SentenceTransformer(folder, device='cpu')
+  queries, documents = ['w1 w2', 'w3'], ['w2 w1', 'w4 w5 w6', 'w7 find']
+  scores = model.similarity(model.encode_query(queries), model.encode_document(documents))
+  for ranking, expected in zip(bert_jax.from_pretrained(folder).search(queries, documents), scores):
+    assert [x['document'] for x in ranking] == expected.argsort(descending=True).tolist()
+    np.testing.assert_allclose([x['score'] for x in ranking],
+                               sorted(expected.tolist(), reverse=True), atol=1e-5)
 
 
 @pytest.mark.parametrize('flags', [

@@ -51,6 +51,12 @@ def check(batch, examples, features, microbatches=1):
   assert batch.row.tolist() == list(range(len(batch.row)))
 
 
+def test_the_largest_step_has_the_most_rows_of_the_first_epoch():
+  batches = Batches(make(40), batch_size=4, pad_id=0)
+  rows = [len(batches.batch(step).row) for step in range(batches.steps_per_epoch)]
+  assert len(set(rows)) > 1 and rows[batches.largest_step] == max(rows)
+
+
 @hypothesis.settings(max_examples=25, deadline=None)
 @hypothesis.given(st.integers(1, 40), st.integers(0, 9), st.sampled_from([4, 8]),
                   st.sampled_from([1, 2]), st.sampled_from([1, 2, 4]))

@@ -49,6 +49,22 @@ def test_the_error_names_the_needed_memory_and_the_batch_that_fits(monkeypatch, 
                          '7 rows of 64 fit (give them in phases);')
 
 
+def test_the_error_describes_the_layers_of_the_run(monkeypatch, mesh):
+  """A long run on a GPU has no loop over its layers."""
+  compiled = []
+
+  def train_step(work, config, mesh):
+    compiled.append((work.task.model.config.scan_unroll, config.model.scan_unroll))
+    return programs.Figures({'arguments': 1})
+
+  monkeypatch.setattr(out_of_memory.unrolling, 'fields',
+                      lambda config, mesh, seconds: {'model.scan_unroll': 4})
+  monkeypatch.setattr(out_of_memory.programs, 'train_step', train_step)
+  monkeypatch.setattr(out_of_memory.estimate, 'largest_rows', lambda *_: (7, 1))
+  out_of_memory.explain(small_config())
+  assert compiled == [(4, 4)]
+
+
 def test_only_errors_of_the_allocator_are_out_of_memory():
   assert out_of_memory.describes(jax.errors.JaxRuntimeError('RESOURCE_EXHAUSTED: Out of memory'))
   assert not out_of_memory.describes(jax.errors.JaxRuntimeError('INTERNAL: x'))

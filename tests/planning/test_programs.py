@@ -1,5 +1,7 @@
 """Programs without data equal the programs of a run; costs follow from one and two layers."""
 
+import types
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,6 +10,7 @@ import pytest
 from bert_jax import config as config_lib
 from bert_jax.data import dataset
 from bert_jax.data.phases import Phase
+from bert_jax.labelled import packed_examples
 from bert_jax.objectives import objectives
 from bert_jax.objectives.masking import MaskingConfig
 from bert_jax.parallel import mesh as mesh_lib
@@ -17,6 +20,7 @@ from bert_jax.runs import pretrain
 from bert_jax.tasks.pretraining import Pretraining
 from bert_jax.tasks.pretraining_data import PretrainingData
 from tests import conftest
+from tests.labelled import test_packed_examples
 
 
 def small_config(**overrides):
@@ -43,6 +47,18 @@ def test_planned_batches_have_the_shapes_of_a_run(corpus_file, tmp_path, overrid
   planned = jax.tree.map(lambda x: (x.shape, x.dtype), programs.pretraining(c, phases[0]).batch)
   assert jax.tree.structure(real) == jax.tree.structure(planned)
   assert jax.tree.leaves(real) == jax.tree.leaves(planned)
+
+
+def test_the_plan_of_a_fine_tuning_run_has_the_largest_whole_batch():
+  """The planned devices may have several hosts, which share a batch."""
+  features = test_packed_examples.make(40)
+  batches = packed_examples.Batches(features, batch_size=4, pad_id=0, row_multiple=2)
+  half = types.SimpleNamespace(train=types.SimpleNamespace(batches=batches), task='task',
+                               rows=lambda step: batches.batch(step)[:1])
+  work = programs.finetuning(config_lib.finetuning('sequence_classification'), half, 30)
+  assert work.phase == Phase(30, batches.length, batches.rows[-1])
+  assert work.batch.members.shape == (4, 3) and work.batch.tokens.ids.shape == (
+      batches.rows[-1], batches.length)
 
 
 @pytest.mark.slow

@@ -19,7 +19,8 @@ HARMLESS = {'log_every', 'eval_every', 'eval_batches', 'checkpoint_every', 'keep
 
 def outcome(name, task, allowed=False) -> str:
   try:
-    drift.check('w', [drift.Change(name, 1, 2)], config_lib.fields(task), allowed)
+    before = [] if name == 'phases' else 1
+    drift.check('w', [drift.Change(name, before, 2)], config_lib.fields(task), allowed)
   except UserError as e:
     return 'schedule' if 'allow_schedule_change' in str(e) else 'another'
   return 'harmless'
@@ -76,6 +77,19 @@ def test_changes_has_only_fields_that_differ_and_that_both_configs_have():
   now = {'a': (1, 2), 'b': {'c': 3, 'new': 4}, 'd': 0.1, 'phases': ((2, 3, 4),)}
   assert drift.changes(json.loads(json.dumps(before)), now) == [
       ('b.c', 1, 3), ('phases', [], [[2, 3, 4]])]
+
+
+def test_the_remedy_restores_the_schedule_of_the_run():
+  table = config_lib.fields('pretrain')
+  phases = drift.Change('phases', [[900, 128, 32], [100, 512, 32]], [])
+  steps = drift.Change('train_steps', 3000, 6000)
+  with pytest.raises(UserError, match=r"give --config.phases='\(\(900, 128, 32\), \(100, 512, "
+                                      r"32\)\)' --config.train_steps=3000 to continue as before"):
+    drift.check('w', [phases, steps], table, False)
+  # The steps of a run by minutes were measured: a run has one length.
+  minutes = drift.Change('train_minutes', 30.0, 60.0)
+  with pytest.raises(UserError, match='give --config.train_minutes=30.0 to continue as before'):
+    drift.check('w', [minutes, steps], table, False)
 
 
 def test_a_refusal_names_every_field_that_means_another_run():

@@ -46,6 +46,9 @@ CASES = [
     ('pretrain', {'data.source': 'builtin'}, 'data.format', 'its own format'),
     ('pretrain', {}, 'data.text_column', 'is plain text'),
     ('pretrain', {'data.sequences': 'sentence_order'}, 'data.negatives', 'has no negative pairs'),
+    ('pretrain', {'sharding': 'dp', 'mesh.model': 2}, 'mesh.model', 'dp splits nothing over'),
+    ('pretrain', {'lora.rank': 4, 'optimizer.frozen_layers': 0}, 'optimizer.frozen_layers',
+     'lora.rank=4 freezes the embeddings already'),
     ('pretrain', {}, 'lora.alpha', 'lora.rank=0 trains all parameters'),
     ('pretrain', {}, 'lora.targets', 'lora.rank=0 trains all parameters'),
     ('pretrain', {}, 'masking.span_p', 'masking.unit=span, but the unit is token'),
@@ -117,6 +120,9 @@ def test_fields_without_effect_are_refused(corpus_file, records, vocab, task, fi
     ('pretrain', {}, 'masking.random_by_frequency'), ('pretrain', {}, 'model.type_vocab_size'),
     ('sequence_classification', {'data.eval': 'x'}, 'eval_every'),
     ('sequence_classification', {}, 'data.labels'), ('sequence_classification', {}, 'data.long'),
+    ('pretrain', {'sharding': 'fsdp_tp', 'mesh.model': 2}, 'mesh.model'),
+    ('pretrain', {'sharding': 'dp'}, 'mesh.model'),
+    ('pretrain', {'lora.rank': 4, 'optimizer.frozen_layers': 1}, 'optimizer.frozen_layers'),
     ('question_answering', {'max_len': 32, 'data.doc_stride': 28}, 'data.doc_stride'),
     ('token_classification', {}, 'data.text_column'), ('multiple_choice', {}, 'data.text_column')])
 def test_fields_with_effect_are_accepted(corpus_file, records, vocab, task, fields, name):
@@ -228,6 +234,11 @@ def test_rows_beyond_the_memory_are_refused(monkeypatch):
   with pytest.raises(UserError, match='^batch_size=10 of max_len=48 needs more than 0 GiB here, '
                                       'this machine has 0: make one of them smaller$'):
     config_lib.check_sizes(c, mesh)
+  # Two microbatches: one of them at a time has embeddings.
+  c.optimizer.accumulation = 2
+  monkeypatch.setattr(config_lib.host, 'memory', lambda: 10 * 48 * (4 * 4 + 32))
+  config_lib.check_sizes(c, mesh)
+  c.optimizer.accumulation = 1
   monkeypatch.undo()
   for batch_size in (2**31 - 1, 100_000_000):
     c.batch_size = batch_size

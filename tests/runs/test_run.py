@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import bert_jax
+from bert_jax import config as config_lib
 from bert_jax.errors import UserError
 from bert_jax.runs import run
 from bert_jax.training import integrity
@@ -134,6 +135,13 @@ def test_a_longer_or_another_run_in_the_same_workdir_is_refused(finished, corpus
   assert sorted((p, p.stat().st_mtime_ns) for p in finished.rglob('[!.]*') if p.is_file()) == before
 
 
+def test_a_run_of_another_task_is_refused_before_it_reads_anything(finished):
+  config = config_lib.finetuning('sentence_embedding')
+  config.init_from, config.data.train = 'nowhere', 'nowhere.jsonl'
+  with pytest.raises(UserError, match=r'task=pretrain \(now sentence_embedding\): that is another'):
+    run.run(config, str(finished))
+
+
 @pytest.mark.parametrize('name, now', [
     ('name', 'lamb'), ('layer_decay', 0.9), ('frozen_layers', 0)])
 def test_an_optimizer_with_other_moments_is_refused(finished, corpus_file, name, now):
@@ -162,6 +170,16 @@ def test_a_resumed_run_prints_the_changed_fields(finished, corpus_file, tmp_path
       'model.dtype=float32 (now bfloat16)', 'sharding=tp (now dp)', 'train_steps=12 (now 14)']
   assert [x['step'] for x in lines(tmp_path / 'run') if 'loss' in x][-3:] == [12, 13, 14]
   assert json.loads((tmp_path / 'run/run.json').read_text())['config']['train_steps'] == 14
+
+
+@pytest.mark.medium
+def test_a_run_that_no_longer_keeps_the_best_names_the_kept_one(corpus_file, tmp_path, capsys):
+  workdir = str(tmp_path / 'run')
+  run.run(evaluated(corpus_file, keep_best='mlm_loss'), workdir)
+  kept = integrity.steps(tmp_path / 'run' / 'best')
+  assert 'keep_best' not in capsys.readouterr().out
+  run.run(evaluated(corpus_file, train_steps=14, allow_schedule_change=True), workdir)
+  assert f'{workdir}/best still has step {kept[-1]}, which predict' in capsys.readouterr().out
 
 
 @pytest.mark.medium

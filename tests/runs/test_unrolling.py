@@ -48,6 +48,16 @@ def test_the_duration_follows_from_flops():
   assert unrolling.seconds(task, phases, mesh('NVIDIA X', 'gpu')) == np.inf
 
 
+def test_a_run_by_epochs_has_the_duration_of_its_steps():
+  config = config_lib.pretraining('base')
+  config.train_steps, config.train_epochs, config.phases = 0, 40.0, ()
+  task = types.SimpleNamespace(flops_per_token=lambda length: 6 * 110e6,
+                               with_config=lambda config: config)
+  job = dataclasses.make_dataclass('Job', ['task', 'train_steps'])(task, 1_000_000)
+  fields, job = unrolling.of_job(FrozenConfigDict(config), job, H100)
+  assert fields == {'model.scan_unroll': 12} and job.task.scan_unroll == 12
+
+
 @pytest.mark.parametrize('layers, keeps', [(2, True), (1, False)])
 def test_a_lora_run_keeps_its_base_unless_its_layers_change(layers, keeps):
   """Without it the frozen model would be zeros."""

@@ -197,6 +197,8 @@ def test_the_min_expansions_read_queries_up_to_max_len(tmp_path):
     ({'data.text_pair_column': ''}, 'data.negative_column=contrary needs data.text_pair_column'),
     ({'data.text_pair_column': '', 'data.negative_column': ''},
      'data.text_pair_column is not set: a query needs a document'),
+    ({'data.scores_column': 'scores', 'data.negative_column': ''},
+     'without data.negative_column each query has one: give both'),
     ({'data.query_expansion': 'all'}, 'data.query_expansion'),
     ({'data.skipped_words': (1,)}, r'data.skipped_words=\(1,\) must be words')])
 def test_mistakes(tmp_path, fields, message):

@@ -73,7 +73,7 @@ def test_a_packed_pair_changes_no_bit_of_the_others(documents, seed, data):
 
 def make_task(batches, eval_batches=1, **masking):
   rows = Rows(*[None] * 4, row=np.arange(3))
-  held_out = types.SimpleNamespace(epoch_batches=lambda *_: (rows for _ in range(batches)))
+  held_out = types.SimpleNamespace(epoch_batches=lambda *_: (rows for _ in range(batches)), rows=4)
   objective = types.SimpleNamespace(loss_weights={'mlm_loss': 1.0, 'nsp_loss': 1.0})
   task = Pretraining(objective, MaskingConfig(**masking), None)
   return PretrainingData(task, types.SimpleNamespace(unigram_entropy=7.0),
@@ -82,10 +82,17 @@ def make_task(batches, eval_batches=1, **masking):
 
 def test_scores_of_rows_of_another_length_are_not_compared():
   data = make_task(1)
-  assert {data.judged_on(step) for step in (0, 4, 9)} == {''}  # one length
+  all_rows = dataclasses.replace(data, eval_batches=0)
+  assert {all_rows.judged_on(step) for step in (0, 4, 9)} == {''}  # one length
+  assert {data.judged_on(step) for step in (0, 4, 9)} == {'the first 1 rows of 8'}
   phases = Phases.create(((4, 16, 1), (2, 16, 2), (3, 32, 1)), 9, 8, 1)
-  data = dataclasses.replace(data, phases=phases)
-  assert [data.judged_on(step) for step in (4, 6, 7, 9)] == ['rows of 16'] * 2 + ['rows of 32'] * 2
+  all_rows = dataclasses.replace(all_rows, phases=phases, eval_rows=data.eval_rows * 3)
+  assert [all_rows.judged_on(step) for step in (4, 6, 7, 9)] == ['rows of 16'] * 2 + [
+      'rows of 32'] * 2
+  # Two batches of 1 or 2 of the 4 held-out rows: the middle phase reads them all.
+  two = dataclasses.replace(all_rows, eval_batches=2)
+  assert [two.judged_on(step) for step in (4, 6, 9)] == [
+      'the first 2 rows of 16', 'rows of 16', 'the first 2 rows of 32']
 
 
 def test_scores_say_whether_low_is_good():

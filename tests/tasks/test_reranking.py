@@ -165,7 +165,9 @@ def test_equal_scores_count_against_the_model():
     ('{"query": "a", "document": "b"}', {}, "no column 'label'"),
     ('{"query": "a", "positives": ["b"]}', {}, 'all documents have the grade 1'),
     ('{"query": "a", "document": "b", "label": 0}', {'data.eval': ''},
-     'all documents have the grade 0')])
+     'all documents have the grade 0'),
+    ('{"query": "a", "document": "b", "label": 0}\n{"query": "c", "document": "b", "label": 1}',
+     {'data.loss': 'listwise'}, 'every query has one document, and data.loss=listwise compares')])
 def test_mistakes(tmp_path, lines, overrides, message):
   (tmp_path / 'bad.jsonl').write_text(lines + '\n')
   c = make_config(tmp_path, **{'data.train': str(tmp_path / 'bad.jsonl'), **overrides})

@@ -304,6 +304,18 @@ class LibraryTokenizer(base.Tokenizer):
     return LibraryTokenizer(settings, named=self._named,
                             markers=self.markers).parsing(self.parses_special)
 
+  def lowercased(self) -> 'LibraryTokenizer':
+    """Returns a copy that lowercases texts, but not the special tokens in them."""
+    own = self._settings.get('normalizer')
+    if self.splits_as_bert:
+      # Left unset, BERT's normalizer removes accents exactly if it lowercases.
+      new = own | {'lowercase': True, 'strip_accents': bool(own.get('strip_accents'))}
+    else:
+      new = {'type': 'Sequence', 'normalizers': [{'type': 'Lowercase'}, *([own] if own else [])]}
+    tokenizer = LibraryTokenizer(self._settings | {'normalizer': new}, named=self._named,
+                                 markers=self.markers)
+    return tokenizer.padded(self.vocab_size).parsing(self.parses_special)
+
   def normalized(self, text: str) -> str:
     """Applies the normalizer of the tokenizer.json: case, accents, spaces."""
     simple = self._normalized(text) if self.splits_as_bert else None
