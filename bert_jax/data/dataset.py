@@ -246,12 +246,15 @@ def _open_mixture(corpora: Sequence[mixture.WeightedCorpus], data: ConfigDict,
   opened = [
       _open_single(group, vocab_size, workdir / 'corpora' / str(i), processes, began)
       for i, group in enumerate(groups)]
-  first = opened[0]
   for group, corpus in zip(groups, opened):
     require(
-        tokenizer_base.digest(corpus.tokenizer) == tokenizer_base.digest(first.tokenizer),
+        tokenizer_base.digest(corpus.tokenizer) == tokenizer_base.digest(opened[0].tokenizer),
         f'the records in {group.source} have another vocabulary than the records in '
         f'{groups[0].source}: prepare one of them again with --vocab')
+  # Equal vocabularies may have tables of different lengths: the longest is for all.
+  tokenizer = max((corpus.tokenizer for corpus in opened), key=lambda x: x.vocab_size)
+  opened = [corpus._replace(counts=np.pad(
+      corpus.counts, (0, tokenizer.vocab_size - len(corpus.counts)))) for corpus in opened]
   weights = tuple((weighted.start, weighted.end) for weighted in corpora)
   train = mixture.MixedRecords(tuple(corpus.train for corpus in opened), weights)
   held_out = [(corpus.heldout, w) for corpus, w in zip(opened, weights)
@@ -273,5 +276,5 @@ def _open_mixture(corpora: Sequence[mixture.WeightedCorpus], data: ConfigDict,
   elif not began and (seen := mixture.count_seen(heldout, train))[0]:
     notes.append('{:,} of {:,} held-out sentences occur in the training text of another '
                  'part: a part leaves out only its own held-out sentences'.format(*seen))
-  return Corpus(first.tokenizer, train, heldout, counts,
+  return Corpus(tokenizer, train, heldout, counts,
                 preparation.cross_entropy(heldout_counts, counts), tuple(notes))

@@ -313,7 +313,10 @@ class _Preparation:
     # The score on a sentence of the training text would measure memorization.
     sentences = list(itertools.chain.from_iterable(documents))
     seen = {sentences[i] for shard in shards for i in shard['seen']}
-    fresh = [[s for s in document if s not in seen] for document in documents]
+    # A document ends at a sentence that is left out: its neighbors do not follow each other.
+    fresh = [list(run) for document in documents
+             for is_seen, run in itertools.groupby(document, key=seen.__contains__)
+             if not is_seen]
     batches = (fresh[i:i + 100] for i in range(0, len(fresh), 100))
     heldout = write_shard(self.output, 'heldout-00000', tokenizer.vocab_size,
                           ordered_map(encoder.sentences, batches))

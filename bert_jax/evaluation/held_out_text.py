@@ -30,7 +30,8 @@ def _pieces(bert: Bert, documents: Iterable[str], length: int) -> Iterator[list[
   """Cuts the tokens of each document into pieces that fill a row of `length` tokens."""
   room = length - inputs_lib.special_tokens(bert.tokenizer, 1)
   for document in documents:
-    ids = bert.tokenizer.encode_batch([document])[0]
+    # Training reads sentences, not lines: in a byte-level BPE a line end is a token.
+    ids = bert.tokenizer.encode_batch([document.replace('\n', ' ')])[0]
     yield from (ids[i:i + room] for i in range(0, len(ids), room))
 
 

@@ -55,8 +55,8 @@ def _negatives(candidates: Sequence[Sequence[int]], texts: beir.Texts,
   return [indices if len(indices) == count else [] for indices in chosen]
 
 
-def _check(given: dict[str, str], columns: Sequence[str], ranks: Sequence[int]):
-  """Raises UserError for a missing flag, or wrong columns or ranks."""
+def _check(given: dict[str, str], columns: Sequence[str], ranks: Sequence[int], count: int):
+  """Raises UserError for a missing flag, wrong columns or ranks, or too few ranks."""
   for name, value in given.items():
     require(bool(value), f'give --{name}')
   require(len(columns) == 2,
@@ -64,6 +64,9 @@ def _check(given: dict[str, str], columns: Sequence[str], ranks: Sequence[int]):
   require(len(ranks) == 2 and 1 <= ranks[0] <= ranks[1],
           f'--ranks={",".join(map(str, ranks))} must be a first rank from 1 on and a last '
           'one')
+  require(count <= ranks[1] - ranks[0] + 1,
+          f'--count={count} negatives do not fit into --ranks={ranks[0]},{ranks[1]}: give '
+          'more ranks or a smaller count')
 
 
 def _pairs(source: str, query: str, positive: str) -> list[tuple[str, str]]:
@@ -104,7 +107,7 @@ def mine(model: str, source: str, corpus: str, output: str, *,
     UserError: a mistake in the arguments or the files.
   """
   _check({'model': model, 'input': source, 'corpus': corpus, 'output': output}, columns,
-         ranks)
+         ranks, count)
   # Read both files before the model: a mistake in them shows at once.
   pairs = _pairs(source, *columns)
   texts, path = beir.Texts(epath.Path(corpus)), epath.Path(output)

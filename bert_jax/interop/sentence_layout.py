@@ -16,6 +16,7 @@ import jax
 import numpy as np
 from safetensors.numpy import save
 
+from bert_jax.data import late_inputs
 from bert_jax.data.tokenizers import base as tokenizer_base
 from bert_jax.errors import UserError, require
 from bert_jax.interop import cross_layout, late_layout, sparse_layout, text_layout
@@ -272,7 +273,12 @@ def read(directory: epath.Path, config: BertConfig,
     return sparse_layout.read(settings, path, encoder, directory / modules[1].path,
                               modules[0].kind == _MLM, texts)
   if settings.get('model_type') in late_layout.KINDS:
-    return late_layout.read(directory, modules, config.hidden_size, settings, texts)
+    layout = late_layout.read(directory, modules, config.hidden_size, settings, texts)
+    require(config.architecture not in late_inputs.CANNOT_HIDE
+            or layout.texts.expansion not in late_inputs.HIDING,
+            f'{directory} hides the added [MASK] of queries (attend=false), which is not '
+            f'supported for {config.architecture}')
+    return layout
   require(modules[1].kind == 'Pooling',
           f'{directory / text_layout.FILE}: the module {modules[1].kind} needs a Pooling '
           f'before it, or the model_type {late_layout.KINDS[0]} in {path}')

@@ -138,7 +138,8 @@ def local_attention(query: jax.Array, key: jax.Array, value: jax.Array,
   """Attention to the visible tokens of the same text that are at most `reach` away.
 
   Works in blocks of `reach` tokens (1 for 0). Each block sees itself and its two
-  neighbors, so that the cost is linear in L.
+  neighbors, so that the cost is linear in L. A hidden token without a visible one near it
+  gets zeros, as in transformers: the softmax over no key would mix the texts of a row.
 
   Args:
     query: [B, L, H, K].
@@ -178,6 +179,7 @@ def local_attention(query: jax.Array, key: jax.Array, value: jax.Array,
     visible &= (distance >= 0) | ~jnp.repeat(mask.causal, blocks)[:, None, None]
   bias = jnp.where(visible, 0.0, MASKED)[:, None]  # [B * blocks, 1, size, 3 * size]
   out, _ = dot_product_attention(in_blocks(query), around(key), around(value), bias, drop)
+  out = jnp.where(visible.any(-1)[:, :, None, None], out, 0)
   return out.reshape(rows, blocks * size, *out.shape[2:])[:, :length]
 
 
@@ -226,6 +228,9 @@ class Attend:
       is_near = jnp.abs(at[:, None] - at[None, :]) <= reach  # [L, L]
       bias = jnp.where(is_near, bias, MASKED)
     out, weights = dot_product_attention(query, key, value, bias, dropout.drop)
+    if is_local:  # see `local_attention`
+      sees = (bias > MASKED / 2).any(-1)[:, 0]  # [B, L]
+      out = jnp.where(sees[:, :, None, None], out, 0)
     return out, weights if self.keeps_weights else None
 
 

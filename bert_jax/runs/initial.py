@@ -25,7 +25,7 @@ from bert_jax.interop.late_layout import DOCUMENT_PROMPTS, LateLayout
 from bert_jax.interop.pretrained import Pretrained
 from bert_jax.interop.sentence_layout import SentenceLayout
 from bert_jax.interop.sparse_layout import SparseLayout
-from bert_jax.model.bert_config import BertConfig
+from bert_jax.model.bert_config import VOCAB_MULTIPLE, BertConfig
 from bert_jax.runtime import sealed
 from bert_jax.runtime.console import print_summary
 from bert_jax.tasks import late_interaction, task_list
@@ -202,7 +202,7 @@ def _late_if_unset(config: ConfigDict, run_json: Mapping[str, Any],
   own = model.sentence if model and isinstance(model.sentence, LateLayout) else None
   if not own:
     return late_interaction.fields_if_unset(config.data, earlier, None, {}, 0,
-                                            config.max_len)
+                                            config.max_len, config.model.architecture)
   texts = own.texts
   require((own.normalizes, texts.only, texts.skipped_in) == (True, (), (DOCUMENT,)),
           f'init_from={config.init_from}: a run has no field for its keep_only_token_ids or '
@@ -210,7 +210,8 @@ def _late_if_unset(config: ConfigDict, run_json: Mapping[str, Any],
   document = own.first_prompt(DOCUMENT_PROMPTS)
   prompts = dict(own.prompts) | {DOCUMENT: own.prompts[document] if document else ''}
   return late_interaction.fields_if_unset(config.data, earlier, texts, prompts,
-                                          len(model.labels), config.max_len)
+                                          len(model.labels), config.max_len,
+                                          config.model.architecture)
 
 
 def check_named(config: ConfigDict, has_started: bool = False):
@@ -274,6 +275,15 @@ def check_vocabulary(what: str, name: str, model: Pretrained, corpus: Tokenizer,
     raise UserError(f'{what}={name} has another vocabulary than the corpus: leave out '
                     'data.vocab to use the vocabulary of the model, or prepare records '
                     f'with --vocab={folder}')
+  # The digest leaves out the rows of the table without an entry. A run from `model` may
+  # drop them, if its table has the same padding; a teacher scores them.
+  rows, ours = model.config.vocab_size, corpus.vocab_size
+  if (-(-rows // VOCAB_MULTIPLE) != -(-ours // VOCAB_MULTIPLE)
+      or what == 'teacher' and rows != ours):
+    if not jax.process_index():
+      model.tokenizer.save(folder)
+    raise UserError(f'{what}={name} has a table of {rows:,} rows, the vocabulary of the '
+                    f'corpus {ours:,} entries: prepare records with --vocab={folder}')
 
 
 def check_sizes(config: ConfigDict, model: Pretrained):

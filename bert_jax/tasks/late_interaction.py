@@ -19,8 +19,10 @@ import numpy as np
 
 from bert_jax.config_fields import Field, at_least, one_of
 from bert_jax.data.late_inputs import (
+  CANNOT_HIDE,
   DOCUMENT,
   EXPANSIONS,
+  HIDING,
   PUNCTUATION,
   QUERY,
   LateInputs,
@@ -140,7 +142,8 @@ def inputs_of(data: Mapping[str, Any]) -> LateInputs:
 
 
 def fields_if_unset(data: ConfigDict, earlier: Mapping[str, Any], texts: LateInputs | None,
-                    prompts: Mapping[str, str], width: int, max_len: int) -> dict[str, Any]:
+                    prompts: Mapping[str, str], width: int, max_len: int,
+                    architecture: str) -> dict[str, Any]:
   """Returns the fields of `data` that the user left to the model `init_from`.
 
   Args:
@@ -150,9 +153,11 @@ def fields_if_unset(data: ConfigDict, earlier: Mapping[str, Any], texts: LateInp
     prompts: its prompts by role.
     width: the width of its vectors; 0 = it has none.
     max_len: the most tokens of an input.
+    architecture: of the model.
   """
-  texts = texts or LateInputs(expansion='fixed', expanded=min(32, max_len),
-                                skipped=PUNCTUATION)
+  expansion = 'fixed_visible' if architecture in CANNOT_HIDE else 'fixed'
+  texts = texts or LateInputs(expansion=expansion, expanded=min(32, max_len),
+                              skipped=PUNCTUATION)
   values = {'width': width or 128,
             'query_prompt': prompts.get(QUERY, ''),
             'document_prompt': prompts.get(DOCUMENT, ''),
@@ -186,7 +191,8 @@ class LateFiles(sentence_embedding.EmbeddingFiles):
       'data.query_prompt': Field(_AUTO),  # text before each query; auto = none
       'data.document_prompt': Field(_AUTO),  # text before each document; auto = none
       # none, or how [MASK] fills a short query: fixed = to query_length exactly, min = at
-      # least; with _visible the other tokens see these [MASK]. auto = fixed.
+      # least; with _visible the other tokens see these [MASK]. auto = fixed, for DeBERTa
+      # fixed_visible.
       'data.query_expansion': Field(_AUTO, one_of((_AUTO, *EXPANSIONS))),
       # Tokens of a query; 0 = 32, or max_len if it is smaller.
       'data.query_length': Field(0, at_least(0)),
@@ -213,6 +219,11 @@ class LateFiles(sentence_embedding.EmbeddingFiles):
     data = config.data
     require(data.query_length <= config.max_len,
             f'data.query_length={data.query_length} is above max_len={config.max_len}')
+    require(config.model.architecture not in CANNOT_HIDE
+            or data.query_expansion not in HIDING,
+            f'data.query_expansion={data.query_expansion} hides the added [MASK] from other '
+            'tokens, and the DeBERTa of transformers computes other vectors for hidden tokens: '
+            f'give {data.query_expansion}_visible or none')
     head = BertForLateInteraction(architectures.make_config(config.model), data.width)
     # With the expansion min, data.query_length does not limit a query.
     is_bounded = not data.query_expansion.startswith('min')

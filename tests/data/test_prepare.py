@@ -30,6 +30,19 @@ def test_no_held_out_sentence_has_the_tokens_of_a_training_sentence(tmp_path, mo
   assert any(f'{count} held-out sentences that occur' in note for note in corpus.notes)
 
 
+def test_the_neighbors_of_a_left_out_sentence_are_in_different_documents(tmp_path):
+  documents = conftest.make_documents(60)
+  for document in documents:
+    document[1] = 'they all say this.'
+  corpus = prepare(tmp_path / 'w', conftest.write_corpus(tmp_path / 'c.txt', documents), 1,
+                   heldout=0.2)
+  held_out = sentences(corpus, corpus.heldout)
+  assert not any('they all say this.' in document for document in held_out)
+  assert sum(len(document) == 1 for document in held_out) >= 12  # the first sentences
+  for document in documents:
+    assert not any(document[0] in x and document[2] in x for x in held_out)
+
+
 def test_cross_entropy_of_frequencies_by_hand():
   # Add-one smoothing: (3 + 1) / 6 and (1 + 1) / 6.
   assert preparation.cross_entropy(np.array([1, 1]), np.array([3, 1])) == pytest.approx(

@@ -3,6 +3,7 @@
 import gzip
 import json
 import math
+import types
 
 from etils import epath
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 import transformers
 
 import bert_jax
+from bert_jax.data.tokenizers import training
 from bert_jax.errors import UserError
 from bert_jax.evaluation import glue_suite, held_out_text, minimal_pairs, report, suites
 from bert_jax.inference import json_lines
@@ -161,6 +163,15 @@ def test_a_killed_evaluation_resumes(model, tmp_path, monkeypatch):
   suites.run(*arguments, str(tmp_path / 'out.json'), {})
   assert calls == [16, 16, 16, 16, 12]  # two windows were scored before the kill, two after
   assert (tmp_path / 'out.pairs.jsonl').read_text() == (tmp_path / 'whole.pairs.jsonl').read_text()
+
+
+def test_a_line_end_is_no_token():
+  """Training reads sentences without it, and a byte-level BPE has an entry for it."""
+  tokenizer = training.train('bpe', lambda: ['The mat. The dog.'] * 9, 300, False)
+  bert = types.SimpleNamespace(tokenizer=tokenizer)
+  lines, spaces = (list(held_out_text._pieces(bert, [text], 32))
+                   for text in ('The mat.\nThe dog.', 'The mat. The dog.'))
+  assert lines == spaces and '\u010a' not in tokenizer.tokens(lines[0])
 
 
 def test_the_loss_of_a_text_equals_pytorch(model, tmp_path):

@@ -118,6 +118,7 @@ def test_mistakes(files, tmp_path):
       ({'ranks': (0, 5)}, '--ranks=0,5 must be a first rank from 1 on'),
       ({'ranks': (5,)}, '--ranks=5 must be'), ({'columns': ('q',)}, '--columns=q must name'),
       ({'columns': ('q', 'r')}, "line 2: no column 'r'"),
+      ({'ranks': (3, 5), 'count': 4}, '--count=4 negatives do not fit into --ranks=3,5'),
       ({'margin': 3.0}, 'no pair has 1 negatives: widen --ranks'),
       ({'pooling': 'none'}, 'pooling=none gives no vector of a text')):
     with pytest.raises(UserError, match=message):

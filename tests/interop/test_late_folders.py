@@ -28,7 +28,7 @@ from tests.interop import test_family, torch_bert
 QUERIES = ['w1 w2', 'Query W4, w5 find.', ' '.join(f'w{i}' for i in range(60)), '']
 DOCUMENTS = [*QUERIES, '. , !', 'w9 [SEP] w8 [MASK]']
 ENCODERS = {'Bert': (128, torch_bert.make), 'ModernBert': (64, test_family.make),
-            'DistilBert': (64, test_family.make)}
+            'DistilBert': (64, test_family.make), 'DebertaV2': (64, test_family.make)}
 
 
 @pytest.fixture(scope='module')
@@ -54,6 +54,7 @@ def expands(strategy, attend, length=12):
 
 LAYOUTS = {
     'fixed': (expands('fixed', False), 16, {'skiplist_words': list(string.punctuation)}),
+    'long': (expands('fixed', False, 24), 16, {}),
     'fixed_visible': (expands('fixed', True), 16, {}),
     'min': (expands('min', False), 16, {}),
     'min_visible': (expands('min', True) | {'query_length': 20, 'document_length': 9}, 16, {}),
@@ -104,7 +105,9 @@ def compare(bert, folder):
 @pytest.mark.parametrize(('name', 'title'), [
     *((name, 'Bert') for name in LAYOUTS),
     *((name, title) for title in ('ModernBert', 'DistilBert')
-      for name in ('fixed', 'min_visible'))])
+      for name in ('fixed', 'min_visible')),
+    # Hidden tokens beyond the local window of all visible ones.
+    ('long', 'ModernBert'), ('fixed_visible', 'DebertaV2')])
 def test_a_folder_keeps_its_vectors_through_conversions(tmp_path, encoders, name, title):
   prompts = {'query': 'w7 find: ', 'passage': 'w8 '} if name == 'fixed' else None
   folder = make(tmp_path / 'theirs', encoders[title], ENCODERS[title][0], name, prompts=prompts)
@@ -115,6 +118,12 @@ def test_a_folder_keeps_its_vectors_through_conversions(tmp_path, encoders, name
   for a, b in zip(compare(back, tmp_path / 'back'), theirs(folder)[0]):
     for x, y in zip(a, b, strict=True):
       np.testing.assert_allclose(x, y, atol=1e-5)
+
+
+def test_hidden_tokens_of_deberta_are_refused(tmp_path, encoders):
+  folder = make(tmp_path / 'theirs', encoders['DebertaV2'], 64, 'fixed')
+  with pytest.raises(UserError, match='attend=false.*is not supported for deberta-v2'):
+    bert_jax.from_pretrained(folder)
 
 
 @pytest.mark.parametrize('name', ['fixed', 'min', 'min_visible', 'none'])

@@ -14,7 +14,10 @@ from bert_jax.errors import UserError
 from bert_jax.model import heads, parameters
 from bert_jax.model.attention import (
   Attend,
+  Dropout,
+  Heads,
   dot_product_attention,
+  keep_all,
   local_attention,
 )
 from bert_jax.model.modern import Modern, ModernConfig
@@ -53,10 +56,14 @@ def test_local_attention_equals_masked_attention(length, reach, hides):
   bias = jnp.where(near, mask.bias, -1e9)
   plain, _ = dot_product_attention(query, key, value, bias)
   actual = jax.jit(local_attention, static_argnames='reach')(query, key, value, mask, reach)
-  sees = (mask.bias == 0) & near  # a token that sees nothing may have any output
-  real = np.asarray(sees.any(-1)[:, 0])
+  real = np.asarray(((mask.bias == 0) & near).any(-1)[:, 0])
   assert real.sum() > length
   np.testing.assert_allclose(actual[real], plain[real], atol=2e-6)
+  assert not np.any(actual[~real])  # a token that sees nothing
+  heads = Heads(query, key, value, None)
+  dense, _ = Attend(keeps_weights=True)(heads, mask, Dropout(0.0, keep_all, None), reach)
+  np.testing.assert_allclose(dense[real], plain[real], atol=2e-6)
+  assert not np.any(dense[~real])
 
 
 def test_rotations_by_hand():

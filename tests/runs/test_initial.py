@@ -284,6 +284,26 @@ def test_a_student_deeper_than_its_teacher_starts_at_random(corpus_file, tmp_pat
   assert 'student         starts from random values: the teacher' in capsys.readouterr().out
 
 
+def test_tables_of_different_lengths_are_refused(tmp_path):
+  """The digest of a vocabulary leaves out the rows without an entry."""
+  tokenizer = made_tasks.tokenizer()
+  size = tokenizer.vocab_size
+  assert size + 2 <= 128  # one padded table
+
+  def check(what, rows):
+    model = types.SimpleNamespace(tokenizer=tokenizer.padded(rows),
+                                  config=types.SimpleNamespace(vocab_size=rows))
+    initial.check_vocabulary(what, 'm', model, tokenizer, epath.Path(tmp_path / 'v'), False)
+
+  check('init_from', size + 2)  # a run drops the unused rows
+  check('teacher', size)
+  for what, rows in (('teacher', size + 2), ('init_from', 200)):
+    with pytest.raises(UserError, match=f'{what}=m has a table of {rows} rows, the vocabulary of '
+                                        f'the corpus {size} entries: prepare records with --vocab'):
+      check(what, rows)
+    assert tokenizer_reader.load(epath.Path(tmp_path / 'v')).vocab_size == rows
+
+
 @pytest.mark.medium
 def test_a_refused_teacher_changes_no_file_of_the_run(corpus_file, tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)

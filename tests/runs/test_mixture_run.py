@@ -11,6 +11,7 @@ import pytest
 from bert_jax.data import dataset, mixture, preparation
 from bert_jax.data.pairs import RowLayout
 from bert_jax.data.phases import Phases
+from bert_jax.data.tokenizers import reader as tokenizer_reader
 from bert_jax.errors import UserError
 from bert_jax.runs import run
 from bert_jax.training import integrity
@@ -70,11 +71,15 @@ def test_a_corpus_of_a_mixture_may_hold_nothing_out(texts, tmp_path):
   (texts / 'vocab.txt').write_text(
       '\n'.join(['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]', *'abcdefghijklmnopqrstuvwxyz.',
                  *(f'##{c}' for c in 'abcdefghijklmnopqrstuvwxyz0123456789')]) + '\n')
-  for name, heldout in (('a', 0.0), ('b', 0.1)):
-    preparation.prepare(preparation.Settings(f'{texts}/{name}.txt', vocab=vocab, heldout=heldout),
+  # The vocabulary of b has a model whose table has six unused rows.
+  tokenizer = tokenizer_reader.load(epath.Path(vocab))
+  tokenizer.padded(tokenizer.vocab_size + 6).save(epath.Path(tmp_path / 'padded'))
+  for name, heldout, read in (('a', 0.0, vocab), ('b', 0.1, str(tmp_path / 'padded'))):
+    preparation.prepare(preparation.Settings(f'{texts}/{name}.txt', vocab=read, heldout=heldout),
                         str(tmp_path / name))
   config = conftest.tiny_config(f'{tmp_path}/a=3,{tmp_path}/b=1')
   corpus = dataset.open_corpus(config.data, 200, epath.Path(tmp_path / 'run'))
+  assert corpus.tokenizer.vocab_size == len(corpus.counts) == tokenizer.vocab_size + 6
   assert len(corpus.train.corpora) == 2 and corpus.heldout.weights == ((0.25, 0.25),)
   assert corpus.heldout.num_tokens == dataset.open_records(
       epath.Path(tmp_path / 'b')).heldout.num_tokens

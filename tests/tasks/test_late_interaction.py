@@ -192,6 +192,18 @@ def test_the_min_expansions_read_queries_up_to_max_len(tmp_path):
     assert late_interaction.LateFiles.make(config, [], []).task.query_length == length
 
 
+def test_the_masks_of_a_deberta_are_visible(tmp_path):
+  config = config_of(tmp_path)
+  config.data.query_expansion = 'auto'
+  for architecture, expansion in (('bert', 'fixed'), ('deberta-v2', 'fixed_visible')):
+    fields = late_interaction.fields_if_unset(config.data, {}, None, {}, 0, 24, architecture)
+    assert fields['data.query_expansion'] == expansion
+  config.data.query_expansion = 'min'
+  config.model.update(vars(BertConfig()) | {'architecture': 'deberta-v2'})
+  with pytest.raises(UserError, match='query_expansion=min hides .*give min_visible or none'):
+    late_interaction.LateFiles.make(config, [], [])
+
+
 @pytest.mark.parametrize(('fields', 'message'), [
     ({'data.query_length': 30}, 'data.query_length=30 is above max_len=24'),
     ({'data.text_pair_column': ''}, 'data.negative_column=contrary needs data.text_pair_column'),

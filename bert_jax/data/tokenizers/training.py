@@ -58,8 +58,9 @@ def _train_wordpiece(texts: _Texts, vocab_size: int, lowercase: bool) -> Library
   singles = _entries(counted(), lowercase, len(base.SPECIAL_TOKENS))
   alphabet = sorted({single.removeprefix('##') for single in singles},
                     key=lambda character: (-counts[character], character))
-  # At most an eighth of the entries are single characters, but at least 100 may be. Rarer
-  # characters become [UNK].
+  # The alphabet has at most an eighth as many characters as the vocabulary has entries, but
+  # 100 always fit. A character may have two entries, x and ##x. Rarer characters become
+  # [UNK].
   alphabet = alphabet[:max(vocab_size // 8, 100)]
   inside = [x for x in singles if x.startswith('##') and x[2:] in alphabet]
   entries = _entries(texts(), lowercase, vocab_size, inside, alphabet)
@@ -132,6 +133,8 @@ def check(kind: str, vocab_size: int):
 
 def train(kind: str, texts: _Texts, vocab_size: int, lowercase: bool) -> base.Tokenizer:
   """Trains a vocabulary of at most `vocab_size` entries, special tokens included.
+
+  A WordPiece vocabulary keeps its alphabet of up to 200 entries, also beyond `vocab_size`.
 
   Args:
     kind: wordpiece, sentencepiece, or bpe (byte-level).
