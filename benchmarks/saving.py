@@ -43,7 +43,7 @@ def _measure(path: str, folder: pathlib.Path) -> tuple[float, float, float]:
   """Returns GB of the state, seconds of a copy, and seconds that a save blocks."""
   config = runpy.run_path(path)['get_config']()
   mesh = mesh_lib.make_mesh(**config.mesh)
-  config = config_fields.changed(config, config_lib.dtype_on(mesh, config))
+  config = config_fields.changed(config, config_lib.dtype_on(config, mesh))
   task = programs.pretraining(config, Phase(10, 128, mesh.size)).task
   optimizer = optimizer_lib.make_optimizer(
       optimizer_lib.OptimizerConfig(**config.optimizer), 100_000)

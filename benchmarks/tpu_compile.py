@@ -35,7 +35,7 @@ def _ours(chips: int, overrides: dict[str, Any]) -> dict[str, Any]:
   config = runpy.run_path('configs/large.py')['get_config']()
   config.update_from_flattened_dict(overrides)
   mesh = mesh_lib.make_mesh(devices=topology.get(_TOPOLOGY.value))
-  config = config_fields.changed(config, config_lib.dtype_on(mesh, config))
+  config = config_fields.changed(config, config_lib.dtype_on(config, mesh))
   work = programs.pretraining(config, Phase(1, _LENGTH.value, _ROWS.value * chips))
   figures = programs.train_step(work, config, mesh)
   moved = traffic.total(traffic.operations(figures.program.as_text()))

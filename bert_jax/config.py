@@ -62,7 +62,7 @@ def unset_sizes(group: ConfigDict):
     group[field] = config_dict.placeholder(type(group[field]))
 
 
-def dtype_on(mesh: Mesh, config: ConfigDict) -> dict[str, Any]:
+def dtype_on(config: ConfigDict, mesh: Mesh) -> dict[str, Any]:
   """Resolves model.dtype=auto to the faster dtype on the mesh; returns {field: value}."""
   if config.model.dtype != 'auto':
     return {}
@@ -215,7 +215,7 @@ def check_effects(config: ConfigDict, given: Collection[str], job: Job | None = 
 
 
 def _unused(field: Field, config: ConfigDict, job: Job | None) -> str:
-  """The reason why a field has no effect; '' = it has one."""
+  """The reason why a field has no effect; '' = it has an effect."""
   rules = field.unused_by_data if job else field.unused
   try:
     return next(filter(None, (

@@ -25,8 +25,8 @@ class Field:
     default: the default value; it determines the type.
     check: called with the name and the value; raises UserError for an invalid value.
     on_resume: whether a resumed run may change the field.
-    unused: functions of the config that return the reason why a value has no effect, or
-      '' if it has one.
+    unused: functions of the config. Each returns why the value has no effect; '' = it has
+      an effect.
     unused_by_data: the same, as functions of the config and the job of a run.
   """
 

@@ -23,7 +23,7 @@ _OPTIONS = {
         'max_len', 128,
         'masked_lm, glue: tokens in a row. retrieval: tokens in a text, by default as '
         'many as the model reads. task: tokens in an input, by default as in '
-        'fine-tuning.', lower_bound=1),
+        'fine-tuning, or as many as the model reads.', lower_bound=1),
     'task': flags.DEFINE_string(
         'task', '', "task: a task of bert_jax.main; by default the model's."),
     'fields': flags.DEFINE_list(

@@ -3,7 +3,7 @@
 from absl import flags
 
 from bert_jax import errors
-from bert_jax.commands import command, config_flag
+from bert_jax.commands import config_flag
 from bert_jax.runtime import console
 
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the run, local or gs://.')
@@ -26,5 +26,4 @@ def _main(argv: list[str]):
 
 
 if __name__ == '__main__':
-  command.run_command(_main, config_flag.explain, config_flag.with_paths,
-                     more_help=config_flag.help_text)
+  config_flag.run_command(_main)

@@ -3,7 +3,7 @@
 from absl import flags
 
 from bert_jax import errors
-from bert_jax.commands import command, config_flag, overwrite_flag
+from bert_jax.commands import config_flag, overwrite_flag
 
 _TOPOLOGY = flags.DEFINE_list(
     'topology', ['local'],
@@ -32,5 +32,4 @@ def _main(argv: list[str]):
 
 
 if __name__ == '__main__':
-  command.run_command(_main, config_flag.explain, config_flag.with_paths,
-                     more_help=config_flag.help_text)
+  config_flag.run_command(_main)

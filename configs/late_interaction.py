@@ -5,7 +5,8 @@ r"""Late interaction (ColBERT): a vector for each token, for retrieval by MaxSim
       --config.data.negative_column=negative
 
 The data has the format of configs/sentence_embedding.py. If init_from is already a
-late-interaction model, the run keeps its projection, lengths, prompts and skipped words.
+late-interaction model, the run keeps its projection, prompts and skipped words, and the
+length of its queries. Documents have up to `max_len` tokens: give the model's length.
 """
 
 from bert_jax import config

@@ -4,7 +4,9 @@ r"""Sparse vectors over the vocabulary (SPLADE) from a masked LM, for an inverte
       --config.init_from=MODEL --config.data.train=pairs.jsonl --config.data.eval=STS-B/dev.tsv \
       --config.data.negative_column=negative
 
-The data has the format of configs/sentence_embedding.py. Not run yet with these settings.
+The data has the format of configs/sentence_embedding.py. The weights of the FLOPS loss are
+constant: in sentence-transformers they grow over the first third of the steps. Not run yet
+with these settings.
 """
 
 from bert_jax import config

@@ -1,6 +1,7 @@
 """The flag --config=FILE or NAME, and its overrides --config.FIELD=VALUE."""
 
 import ast
+from collections.abc import Callable
 import csv
 import pathlib
 import re
@@ -12,6 +13,7 @@ from ml_collections import ConfigDict, config_flags
 
 from bert_jax import config as config_lib
 from bert_jax import config_files, errors
+from bert_jax.commands import command
 
 _HOME = pathlib.Path(__file__).parents[1]
 _EXAMPLE = """
@@ -139,3 +141,8 @@ def explain(argv: list[str]):
   path = paths[0]
   _check_file(path)
   config_lib.check_overrides(config_files.load(path), argv[1:])
+
+
+def run_command(main: Callable[[list[str]], None]):
+  """Runs a command that takes --config: see `command.run_command`."""
+  command.run_command(main, explain, with_paths, more_help=help_text)

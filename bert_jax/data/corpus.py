@@ -56,7 +56,7 @@ class Settings:
     WikiText separates its tokens by spaces, so a sentence ends at ` . `. Inside words and
     numbers it writes ` @-@ `, ` @,@ ` and ` @.@ `; these marks are removed.
     """
-    is_wikitext = self.format == 'wikitext'
+    is_wikitext = self.format == 'wikitext' and self.source != 'builtin'
     if is_wikitext:
       for mark in '-,.':
         document = document.replace(f' @{mark}@ ', mark)

@@ -15,14 +15,14 @@ def notes(workers: int) -> list[str]:
           'processes make rows'] if workers > cores else []
 
 
-def batches(rows: Callable[[int], Any], first_step: int, last_step: int, workers: int = 0,
+def batches(rows: Callable[[int], Any], first_step: int, end_step: int, workers: int = 0,
             ahead: int = 4) -> Iterator[Any]:
   """Makes the batches of some steps ahead of time; the caller closes the iterator.
 
   Args:
     rows: step -> batch, a pure function; picklable if there are workers.
     first_step: the step of the first batch.
-    last_step: one more than the step of the last batch.
+    end_step: one more than the step of the last batch.
     workers: processes that make batches in turn, limited to the number of cores; 0 = a
       thread of this process.
     ahead: batches that each worker makes before they are requested.
@@ -31,10 +31,10 @@ def batches(rows: Callable[[int], Any], first_step: int, last_step: int, workers
     Failed: a worker died.
   """
   if workers:
-    return _from_workers(rows, range(first_step, last_step), min(workers, host.cores()),
+    return _from_workers(rows, range(first_step, end_step), min(workers, host.cores()),
                          ahead)
   # One thread is enough to read ahead: it fills the buffer while a step runs.
-  dataset = grain.MapDataset.range(first_step, last_step).map(rows).to_iter_dataset(
+  dataset = grain.MapDataset.range(first_step, end_step).map(rows).to_iter_dataset(
       grain.ReadOptions(num_threads=1, prefetch_buffer_size=ahead))
   return iter(dataset)
 

@@ -12,6 +12,7 @@ so length does not leak the label. `data.negatives` says what else they have in 
 from collections.abc import Callable
 
 import numpy as np
+from tokenizers import decoders
 
 from bert_jax.data.records import Records
 from bert_jax.data.tokenizers.base import Tokenizer
@@ -29,13 +30,19 @@ def token_classes(tokenizer: Tokenizer) -> np.ndarray:
   0 = punctuation or symbol, 1 = capital letter, 2 = digit, 3 = other letter. The prefixes
   of WordPiece, BPE and SentencePiece do not count.
   """
+  entries = tokenizer.tokens(range(tokenizer.vocab_size))
+  # Byte-level BPE writes each byte of a letter as a character of its own.
+  is_bytewise = any(entry.startswith('\u0120') for entry in entries)
+
   def class_of(entry):
-    first = (entry.removeprefix('##').lstrip('\u2581\u0120') or 'a')[0]
+    text = entry.removeprefix('##').lstrip('\u2581\u0120')
+    if is_bytewise and text:
+      text = decoders.ByteLevel().decode([text])
+    first = (text or 'a')[0]
     if not first.isalnum():
       return 0
     return 1 if first.isupper() else 2 if first.isdigit() else 3
 
-  entries = tokenizer.tokens(range(tokenizer.vocab_size))
   return np.array([class_of(entry) for entry in entries], np.uint8)
 
 

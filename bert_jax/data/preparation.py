@@ -313,10 +313,9 @@ class _Preparation:
     # The score on a sentence of the training text would measure memorization.
     sentences = list(itertools.chain.from_iterable(documents))
     seen = {sentences[i] for shard in shards for i in shard['seen']}
-    # A document ends at a sentence that is left out: its neighbors do not follow each other.
+    # A sentence that is left out ends a document: its neighbors do not follow each other.
     fresh = [list(run) for document in documents
-             for is_seen, run in itertools.groupby(document, key=seen.__contains__)
-             if not is_seen]
+             for is_out, run in itertools.groupby(document, seen.__contains__) if not is_out]
     batches = (fresh[i:i + 100] for i in range(0, len(fresh), 100))
     heldout = write_shard(self.output, 'heldout-00000', tokenizer.vocab_size,
                           ordered_map(encoder.sentences, batches))

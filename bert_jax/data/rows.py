@@ -182,7 +182,9 @@ class RowSource:
     order = np.random.default_rng(
         (self._seed, epoch)).permutation(self.records.num_blocks)
     weight = np.concatenate([[0], np.cumsum(self._weights[order])])
-    return order, weight[self._first_block] * self.rows // weight[-1]
+    # As integers of Python: the product exceeds 64 bits from about 30 billion tokens on.
+    first = weight[self._first_block].astype(object) * self.rows // int(weight[-1])
+    return order, first.astype(np.int64)
 
   def _window(self, epoch: int, window: int) -> Pairs:
     """The pairs of a window by row."""

@@ -30,8 +30,9 @@ def _pieces(bert: Bert, documents: Iterable[str], length: int) -> Iterator[list[
   """Cuts the tokens of each document into pieces that fill a row of `length` tokens."""
   room = length - inputs_lib.special_tokens(bert.tokenizer, 1)
   for document in documents:
-    # Training reads sentences, not lines: in a byte-level BPE a line end is a token.
-    ids = bert.tokenizer.encode_batch([document.replace('\n', ' ')])[0]
+    # Training reads sentences with one space between them: in a byte-level BPE, line ends
+    # and indentation are tokens.
+    ids = bert.tokenizer.encode_batch([' '.join(document.split())])[0]
     yield from (ids[i:i + room] for i in range(0, len(ids), room))
 
 

@@ -61,12 +61,8 @@ class Texts:
     if not data:
       return [(text,) for text in HOSTILE if text.strip()], None
     if model.task == 'sequence_classification' and model.problem == 'single_label':
-      examples = task_scores.read(name, model, task_list.ALL[model.task], data, fields)
-      for example in examples:
-        require(str(example.label) in model.labels,
-                f'{example.where}: the label {example.label!r} is not one of the model: '
-                f'{", ".join(model.labels)}')
-      classes = [model.labels.index(str(example.label)) for example in examples]
+      examples, labels = task_scores.read(name, model, task_list.ALL[model.task], data, fields)
+      classes = [labels.index(str(example.label)) for example in examples]
       texts = [(x.text,) if x.text_pair is None else (x.text, x.text_pair)
                for x in examples]
       return texts, np.array(classes)

@@ -19,7 +19,13 @@ from bert_jax.interop.pretrained import Pretrained
 from bert_jax.labelled.packed_examples import Batches
 from bert_jax.runs import initial
 from bert_jax.runtime import console, sealed
-from bert_jax.tasks import finetuning_data, task_kind, task_list
+from bert_jax.tasks import (
+  finetuning_data,
+  late_interaction,
+  question_answering,
+  task_kind,
+  task_list,
+)
 
 # Fields of `data` that say how a run trains, not how it reads examples.
 _OF_TRAINING = ('train', 'eval', 'test', 'eval_fields', 'loader_workers', 'cached_parts')
@@ -47,8 +53,13 @@ def _config(name: str, model: Pretrained, kind: type[task_kind.TaskKind],
   # Facts override the fields of the run. Models of other libraries have only facts.
   fields = _fields_of_run(name, kind) | {
       field: value for field, value in facts.items() if value is not None and value != ()}
-  own_length = model.sentence and model.sentence.max_len
-  longest = facts.get('max_len') or own_length or config.max_len
+  own = model.sentence
+  own_length = own and (getattr(own, 'texts', None) and own.texts.document_length
+                        or own.max_len)
+  # As predictions read inputs: see `LoadedModel.trained_length`.
+  longest = facts.get('max_len') or own_length or model.config.max_positions
+  if kind.name == 'question_answering' and 'doc_stride' not in facts:
+    longest = min(question_answering.WINDOW, longest)
   config = changed(config, {
       'init_from': name,
       'max_len': min(longest, model.config.max_positions),
@@ -64,6 +75,19 @@ def _config(name: str, model: Pretrained, kind: type[task_kind.TaskKind],
   return config
 
 
+def _left_out(model: Pretrained, kind: type[task_kind.TaskKind]) -> list[str]:
+  """The steps of a model's answers that the task of a run does not have."""
+  own = model.sentence
+  if not own or kind.name == late_interaction.LateKind.name:  # its prompts are config fields
+    return []
+  has_modules = any(module.tensors for module in getattr(own, 'modules', ()))
+  return [title for title, exists in (
+      (f'the default prompt {own.default_prompt!r}', own.prompt(None)),
+      ('the modules after the pooling', has_modules),
+      ('truncate_dim', getattr(own, 'dim', None)),
+      ('max_active_dims', getattr(own, 'most', None))) if exists]
+
+
 def _check_labels(files: finetuning_data.ExampleFiles, model: Pretrained, name: str):
   """Raises UserError unless the model and the file have the same labels, in order."""
   # transformers writes these names for a model whose labels have no names.
@@ -76,11 +100,14 @@ def _check_labels(files: finetuning_data.ExampleFiles, model: Pretrained, name: 
 
 
 def read(name: str, model: Pretrained, kind: type[task_kind.TaskKind], data: str,
-         fields: Sequence[str] = ()) -> Sequence[Any]:
-  """Reads the examples of a file as the model's run read its own examples."""
-  config = _config(name, model, kind, fields)
-  return finetuning_data.not_empty(
+         fields: Sequence[str] = ()) -> tuple[Sequence[Any], Sequence[str]]:
+  """Reads the examples of a file as the model's run read its own; returns labels too."""
+  config = changed(_config(name, model, kind, fields), {'data.train': data})
+  examples = finetuning_data.not_empty(
       kind.files.read(data, config.data, 'validation', []), data)
+  files = kind.files.make(config, examples, [])
+  _check_labels(files, model, name)
+  return examples, files.labels
 
 
 def evaluate(bert: Bert, data: str, _: epath.Path, *, task: str = '',
@@ -110,6 +137,10 @@ def evaluate(bert: Bert, data: str, _: epath.Path, *, task: str = '',
   kind = task_list.ALL[task]
   if kind.parameter_groups:
     kind.head_of(bert)  # raises UserError for another task's model
+  left_out = _left_out(model, kind)
+  require(not left_out,
+          f'--suite=task would leave out {" and ".join(left_out)} of --model={name}: '
+          '--suite=retrieval and --suite=mteb score the whole model')
   config = _config(name, model, kind, fields)
   # `make` builds the task from this file, and names it data.train in its messages.
   config = changed(config, {'max_len': max_len or config.max_len, 'data.train': data})

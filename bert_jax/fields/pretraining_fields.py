@@ -192,7 +192,8 @@ FIELDS: Table = {
     'data.tokenizer': Field('wordpiece', on_resume=HARMLESS, unused=(given_vocabulary,)),
     # Lowercase the text and, for WordPiece, strip accents.
     'data.lowercase': Field(True, on_resume=HARMLESS, unused=(given_lowercase,)),
-    # Read only the first N words of the source, split at whitespace; 0 = all.
+    # Read only the first N words of the source, split at whitespace; 0 = all. In a mixture
+    # N counts for each text, and records are read whole.
     'data.words': Field(0, at_least(0), HARMLESS, (prepared,)),
     # Fraction of the documents for evaluation (at most 10,000 documents).
     'data.heldout': Field(0.02, share, HARMLESS, (prepared,)),

@@ -13,8 +13,10 @@ from bert_jax.errors import require, require_choice
 from bert_jax.inference import forward
 from bert_jax.inference.loaded_model import LoadedModel, Text, put_tokens
 from bert_jax.interop import load as load_lib
+from bert_jax.interop.cross_layout import CrossLayout
 from bert_jax.interop.late_layout import LateLayout
 from bert_jax.interop.sentence_layout import DOCUMENT, QUERY, unit
+from bert_jax.interop.sparse_layout import SparseLayout
 from bert_jax.model.pooling import POOLINGS, TOKEN_VECTORS, combine_chunks_on_host
 from bert_jax.runtime import platforms
 from bert_jax.tasks import late_interaction, reranking
@@ -162,6 +164,11 @@ class Bert(LoadedModel):
     require(pooling is not None or not isinstance(self.model.sentence, LateLayout),
             'this model has a vector for each token: predict --task=late_interaction gives '
             'them, and pooling=mean the mean of the hidden states')
+    require(pooling is not None
+            or not isinstance(self.model.sentence, SparseLayout | CrossLayout),
+            'this model has no vector of a text: predict --task=sparse_embedding gives the '
+            'weights of a SPLADE model, --task=reranking the scores of a reranker, and '
+            'pooling=mean the mean of the hidden states')
 
   def _unpooled(self, rows: Sequence[inputs_lib.Input], owners: np.ndarray,
                 prompt: str) -> np.ndarray:

@@ -1,5 +1,6 @@
 """Loads a model in any format from a folder, or by its name on the Hugging Face hub."""
 
+import dataclasses
 import re
 
 from etils import epath
@@ -74,7 +75,8 @@ def _read(directory: str, step: int | None, allow_older: bool) -> Pretrained:
   directory = str(directory)  # users give a pathlib.Path too
   storage.check('model', directory)
   folder = epath.Path(directory)
-  if not folder.exists() and HUB_NAME.fullmatch(directory):
+  is_of_hub = not folder.exists() and HUB_NAME.fullmatch(directory)
+  if is_of_hub:
     folder = _from_hub(directory)
   require(folder.exists(),
           f'{directory} is not a folder here, and not a name on the Hugging Face hub, '
@@ -90,7 +92,10 @@ def _read(directory: str, step: int | None, allow_older: bool) -> Pretrained:
                      ('config.json', huggingface.load),
                      ('bert_config.json', tensorflow.load)):
     if (folder / name).exists():
-      return read(folder)
+      model = read(folder)
+      # Model cards and mteb name the source: the path of the cache says nothing to others.
+      return dataclasses.replace(
+          model, facts={**model.facts, 'source': directory}) if is_of_hub else model
   raise UserError(f'{directory} holds no model: none of {native.WORKDIR_FILE} (a '
                   f'workdir), {native.CHECKPOINT_FILE} (a checkpoint of bert_jax), '
                   'config.json (Hugging Face), bert_config.json (TensorFlow) exists')

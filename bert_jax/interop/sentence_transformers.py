@@ -100,7 +100,7 @@ def load(directory: epath.Path) -> Pretrained:
     tokenizer = tokenizer.with_special(layout.marks)
   # As in sentence-transformers: special tokens such as "[Q] " keep their capitals, and
   # positions in the text stay the same.
-  if layout.lowercase and isinstance(tokenizer, LibraryTokenizer):
+  if layout and layout.lowercase and isinstance(tokenizer, LibraryTokenizer):
     tokenizer = tokenizer.lowercased()
     layout = dataclasses.replace(layout, lowercase=False)
   model = dataclasses.replace(model, facts=facts, sentence=layout, tokenizer=tokenizer)

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 import dataclasses
 import importlib.util
+from typing import Any
 
 from etils import epath
 from flax import traverse_util
@@ -16,6 +17,7 @@ from bert_jax.interop import families, layout, tokenizer_checks
 from bert_jax.interop.pretrained import Pretrained
 from bert_jax.model import architectures
 from bert_jax.model.heads import BertForPreTraining, ReplacedTokenHead
+from bert_jax.tasks import question_answering
 
 # The names of the logits of each head in the outputs of transformers' classes.
 _LOGITS = {'mlm': ('prediction_logits', 'logits'),
@@ -144,6 +146,14 @@ def _of_task(model: Pretrained) -> str:
   return f'{kind} with the labels {", ".join(model.labels)}' if model.labels else kind
 
 
+def _fact(model: Pretrained, name: str, default: Any) -> Any:
+  """A fact of a run; `default` if the model does not have it."""
+  value = default if model.facts.get(name) is None else model.facts[name]
+  cuts = (name == 'max_len' and model.task == 'question_answering'
+          and 'doc_stride' not in model.facts)
+  return min(value, question_answering.WINDOW) if cuts else value
+
+
 def compare(a: Pretrained, b: Pretrained,
             directory: epath.Path) -> Iterator[tuple[str, str]]:
   """Compares model `a` with `b`, which was read from `directory`.
@@ -168,8 +178,7 @@ def compare(a: Pretrained, b: Pretrained,
     facts |= {'doc_stride': 128, 'n_best': 20, 'max_answer_len': 30,
               'null_threshold': None}
   for name, default in facts.items():
-    ours, theirs = (default if m.facts.get(name) is None else m.facts[name]
-                    for m in (a, b))
+    ours, theirs = (_fact(m, name, default) for m in (a, b))
     if a.task and ours != theirs:
       yield 'note', (f'{name} is {ours} in one model and {theirs} in the other: answers may '
                      'differ')

@@ -110,7 +110,13 @@ def _from_tfds(name: str, task: Glue, split: str) -> Iterator[table.Row]:
   # MNLI has two test sets and two validation sets; the GLUE score uses the matched ones.
   is_matched = name.startswith('glue/mnli') and split != 'train'
   ours = [column for column in (task.text, task.text_pair) if column]
-  for row in table.read_tfds(name, f'{split}_matched' if is_matched else split):
+  rows = table.read_tfds(name, f'{split}_matched' if is_matched else split)
+  if split == 'test':
+    # tfds stores examples in the order of a hash, a submission has the order of the file.
+    rows = sorted(rows, key=lambda row: row.values['idx'])
+    require([int(row.values['idx']) for row in rows] == list(range(len(rows))),
+            f'{name} is a part of a test set, and a submission needs all of it')
+  for row in rows:
     values = {column: row[theirs] for column, theirs in zip(ours, task.tfds or ours)}
     value = row.values.get('label')
     # Converts labels to their form in the files, which the reader of the rows expects.

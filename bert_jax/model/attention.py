@@ -212,25 +212,26 @@ class Attend:
       before dropout if `keeps_weights`).
     """
     query, key, value, *_ = heads
-    length, is_local = query.shape[1], reach is not None
-    # Blocks compute 3 * reach weights per token, which saves work only in longer rows.
-    # In an exported program the length is symbolic and cannot be split into blocks.
-    is_long = is_local and isinstance(length, int) and length > 3 * reach
-    if self.kernel and (not is_local or self.kernel_has_windows):
+    if self.kernel and (reach is None or self.kernel_has_windows):
       options = {'reach': reach, 'causal': mask.causal}  # of some kernels
       return self.kernel(heads, mask.text_ids, dropout, **{
-          name: value for name, value in options.items() if value is not None}), None
-    if is_long and not self.keeps_weights or self.kernel:
+          name: x for name, x in options.items() if x is not None}), None
+    if reach is None:
+      out, weights = dot_product_attention(query, key, value, mask.bias, dropout.drop)
+      return out, weights if self.keeps_weights else None
+    length = query.shape[1]
+    # Blocks compute 3 * reach weights per token, which saves work only in longer rows.
+    # In an exported program the length is symbolic and cannot be split into blocks.
+    saves_work = isinstance(length, int) and length > 3 * reach
+    # With a kernel for the other layers, the mask has no bias: only blocks remain.
+    if self.kernel or saves_work and not self.keeps_weights:
       return local_attention(query, key, value, mask, reach, dropout.drop), None
-    bias = mask.bias
-    if is_local:
-      at = jnp.arange(length)
-      is_near = jnp.abs(at[:, None] - at[None, :]) <= reach  # [L, L]
-      bias = jnp.where(is_near, bias, MASKED)
+    at = jnp.arange(length)
+    is_near = jnp.abs(at[:, None] - at[None, :]) <= reach  # [L, L]
+    bias = jnp.where(is_near, mask.bias, MASKED)
     out, weights = dot_product_attention(query, key, value, bias, dropout.drop)
-    if is_local:  # see `local_attention`
-      sees = (bias > MASKED / 2).any(-1)[:, 0]  # [B, L]
-      out = jnp.where(sees[:, :, None, None], out, 0)
+    sees = (bias > MASKED / 2).any(-1)[:, 0]  # [B, L], see `local_attention`
+    out = jnp.where(sees[:, :, None, None], out, 0)
     return out, weights if self.keeps_weights else None
 
 

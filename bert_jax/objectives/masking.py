@@ -210,20 +210,20 @@ def _select_row(key: jax.Array, eligible: jax.Array, text_ids: jax.Array,
   # separates two units with equal bits.
   unit = jnp.cumsum(unit_start) - 1
   bits = jax.random.bits(key, (length,))[unit]
-  group, _, unit, order = jax.lax.sort((group, bits, unit, jnp.arange(length)),
-                                       num_keys=3)
+  group_at, _, unit_at, order = jax.lax.sort((group, bits, unit, jnp.arange(length)),
+                                             num_keys=3)
   place = jnp.arange(length)
-  ordinary = group <= groups
+  ordinary = group_at <= groups
   if config.is_whole:
-    start = jnp.full(length, length).at[unit].min(
-        jnp.where(ordinary, place, length))[unit]
-    size = jnp.zeros(length, jnp.int32).at[unit].add(ordinary)[unit]
+    start = jnp.full(length, length).at[unit_at].min(
+        jnp.where(ordinary, place, length))[unit_at]
+    size = jnp.zeros(length, jnp.int32).at[unit_at].add(ordinary)[unit_at]
     taken = ordinary & masking_units.draw_whole(
         jax.random.fold_in(key, 3), start, size, n[0], budgets[0], most)
   else:
     first = jnp.cumsum(n) - n  # where each group starts in this order
     # [P] -> [L]: the value of each token's group; 0 for tokens that are not eligible.
-    of_group = lambda x: jnp.append(x, 0)[group - 1]
+    of_group = lambda x: jnp.append(x, 0)[group_at - 1]
     taken = place - of_group(first) < of_group(budgets)
   drawn = jnp.zeros(length, bool).at[order].set(taken)
 

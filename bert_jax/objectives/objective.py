@@ -77,7 +77,7 @@ class Objective:
     """Returns the variables of the exported model, a part of the trained ones."""
     return params
 
-  def parameters(self) -> int:
+  def num_parameters(self) -> int:
     """Returns the number of trained parameters, without the padding of the vocabulary."""
     return count_parameters(abstract_variables(self), self.model.config)
 

@@ -32,7 +32,7 @@ def explain(config: ConfigDict, given: Mapping[str, Any] = {}) -> str:
   """
   mesh = mesh_lib.make_mesh(**config.mesh)
   config, _ = resolve.fitted(config, given)
-  config = config_fields.changed(config, config_lib.dtype_on(mesh, config))
+  config = config_fields.changed(config, config_lib.dtype_on(config, mesh))
   phase = max(config_lib.phases_of(config),
               key=lambda phase: phase.batch_size * phase.max_len)
   # As in the run, which unrolls its layers on a GPU if it takes long.

@@ -39,7 +39,7 @@ def make_job(config: FrozenConfigDict, model: Pretrained | None, mesh: Mesh,
   or the data.
   """
   if model:
-    initial.check_sizes(config, model)
+    initial.check_same_sizes(config, model)
   tokenizer = model.tokenizer if model else tokenizer_reader.load(workdir / 'tokenizer')
   kind = task_list.ALL[config.task]
   for head in kind.starts_from if model else ():
@@ -58,15 +58,15 @@ def make_job(config: FrozenConfigDict, model: Pretrained | None, mesh: Mesh,
       task=data.task, data=data, train_steps=train_steps, tokenizer=tokenizer,
       start=model and initial.with_head_of(
           model, kind.model_task or config.task, data.files.labels),
-      records=batches.features.digest(),
-      parameters=count_parameters(encoder, bert),
-      steps=(f'{train_steps:,} of {batches.most_examples} examples, '
-             f'{train_steps / epoch:.4g} epochs of {epoch:,}'),
+      data_digest=batches.features.digest(),
+      num_parameters=count_parameters(encoder, bert),
+      steps_line=(f'{train_steps:,} of {batches.most_examples} examples, '
+                  f'{train_steps / epoch:.4g} epochs of {epoch:,}'),
       lengths=[batches.length],
       fields={'eval_every': config.eval_every or epoch,
               'checkpoint_every': config.checkpoint_every or epoch,
               'keep_best': _best(config, data) if data.evals else ''},
-      extra={'labels': list(data.files.labels), 'problem': data.files.problem,
+      facts={'labels': list(data.files.labels), 'problem': data.files.problem,
              **data.files.facts})
 
 

@@ -46,9 +46,9 @@ def adapt(job: Job, config: ConfigDict, workdir: epath.Path) -> Job:
     base = initial.load_on_host(str(folder))
   task = lora.adapt(job.task, config.lora, initial.boxed(base))
   trained = count_parameters(jax.eval_shape(task.init, jax.random.key(0)), base.config)
-  adapter = (f'rank {config.lora.rank} on {", ".join(config.lora.targets)}: {trained:,} '
+  line = (f'rank {config.lora.rank} on {", ".join(config.lora.targets)}: {trained:,} '
              'trained parameters')
-  return dataclasses.replace(job, task=task, start=start, base=base, adapter=adapter)
+  return dataclasses.replace(job, task=task, start=start, base=base, lora_line=line)
 
 
 def save(job: Job, workdir: epath.Path):

@@ -150,7 +150,7 @@ def sizes_if_unset(config: ConfigDict, sizes: Mapping[str, Any]) -> dict[str, An
           if config.model.get(name) is None}
 
 
-def _pooling_if_unset(config: ConfigDict, run_json: Mapping[str, Any],
+def _pooling_if_unset(config: ConfigDict, earlier: Mapping[str, Any],
                       model: Pretrained | None) -> dict[str, str]:
   """data.pooling, if the config leaves it to the model: the model's own, else the mean.
 
@@ -169,36 +169,52 @@ def _pooling_if_unset(config: ConfigDict, run_json: Mapping[str, Any],
   # The task has no such field (None), or the user has chosen a value.
   if config.data.get('pooling') != '':
     return {}
-  if run_json:
-    return {'data.pooling': run_json['config']['data']['pooling']}
+  if earlier:
+    return {'data.pooling': earlier['data']['pooling']}
   own = own if isinstance(own, SentenceLayout) else SentenceLayout()
   require(len(own.pooling) <= 1,
           f'init_from={config.init_from} concatenates {" and ".join(own.pooling)}, but a '
           'run uses one of them: give data.pooling (evaluate: --fields=pooling=mean)')
-  # Modules after the pooling, such as a Dense layer.
-  kinds = [module.kind for module in own.modules if module.tensors]
-  if kinds:
-    print_summary([('left out', f'{", ".join(kinds)} of {config.init_from}: a run trains '
-                                'the pooled hidden states')])
   return {'data.pooling': own.pooling[0]}
 
 
-def layout_if_unset(config: ConfigDict, run_json: Mapping[str, Any],
+def _print_left_out(config: ConfigDict, model: Pretrained | None):
+  """Prints what the answers of a model have and a run from it does not."""
+  own = model and model.sentence
+  if not own:
+    return
+  # Modules after the pooling, such as a Dense layer.
+  steps = [module.kind for module in getattr(own, 'modules', ()) if module.tensors]
+  if isinstance(own, LateLayout):
+    length = own.texts.document_length
+    steps += [f'the length {length} of documents (max_len={config.max_len})'] * (
+        length not in (None, config.max_len))
+  else:
+    steps += [title for title, exists in (
+        ('prompts', any(own.prompts.values())), ('truncate_dim', getattr(own, 'dim', None)),
+        ('max_active_dims', getattr(own, 'most', None))) if exists]
+  if steps:
+    print_summary([('left out', f'{", ".join(steps)} of {config.init_from}')])
+
+
+def layout_if_unset(config: ConfigDict, earlier: Mapping[str, Any],
                     model: Pretrained | None) -> dict[str, Any]:
   """The fields about the layout that the config leaves to the model.
 
-  A resumed run takes them from its run.json. Raises UserError if a run has no field for a
-  part of the layout.
+  A resumed run takes them from the config of the `earlier` run. Raises UserError if a run
+  has no field for a part of the layout.
   """
-  return {**_pooling_if_unset(config, run_json, model), **_late_if_unset(config, run_json, model)}
+  fields = _pooling_if_unset(config, earlier, model) | _late_if_unset(config, earlier, model)
+  _print_left_out(config, model)
+  return fields
 
 
-def _late_if_unset(config: ConfigDict, run_json: Mapping[str, Any],
+def _late_if_unset(config: ConfigDict, earlier: Mapping[str, Any],
                    model: Pretrained | None) -> dict[str, Any]:
   """The fields of late interaction."""
   if config.task != late_interaction.LateKind.name:
     return {}
-  earlier = run_json['config']['data'] if run_json else {}
+  earlier = earlier.get('data', {})
   own = model.sentence if model and isinstance(model.sentence, LateLayout) else None
   if not own:
     return late_interaction.fields_if_unset(config.data, earlier, None, {}, 0,
@@ -233,11 +249,11 @@ def vocabulary_if_unset(config: ConfigDict, model: Pretrained | None,
   Saves the vocabulary in the workdir, where a resumed run (model=None) finds it. The
   intact vocabulary of an earlier run stays, because the run may yet be refused.
   """
-  folder, run_json = workdir / 'tokenizer', workdir / 'run.json'
+  folder, run_file = workdir / 'tokenizer', workdir / 'run.json'
   if config.data.vocab or dataset.is_prepared(config.data.source):
     return {}
-  earlier = sealed.read(run_json) if run_json.exists() else {}
-  if model and earlier.get('tokenizer') != sealed.digests(folder):
+  run_json = sealed.read(run_file) if run_file.exists() else {}
+  if model and run_json.get('tokenizer') != sealed.digests(folder):
     model.tokenizer.save(folder)
   # A tokenizer without this setting gives None.
   lowercase = tokenizer_reader.load(folder).lowercase
@@ -286,7 +302,7 @@ def check_vocabulary(what: str, name: str, model: Pretrained, corpus: Tokenizer,
                     f'corpus {ours:,} entries: prepare records with --vocab={folder}')
 
 
-def check_sizes(config: ConfigDict, model: Pretrained):
+def check_same_sizes(config: ConfigDict, model: Pretrained):
   """Raises UserError unless the config has the architecture and the sizes of `model`."""
   for field in dataclasses.fields(model.config):
     ours, theirs = config.model.get(field.name), getattr(model.config, field.name)

@@ -78,7 +78,7 @@ def make_job(config: FrozenConfigDict, model: Pretrained | None, mesh: Mesh,
       initial.check_vocabulary(field, name, other, corpus.tokenizer,
                                workdir / 'vocabulary', of_the_run)
   if model:
-    initial.check_sizes(config, model)
+    initial.check_same_sizes(config, model)
 
   bert_config = config_lib.bert_config(config.model)
   objective = objectives.create(config.objective, config.data.sequences, bert_config,
@@ -103,6 +103,6 @@ def make_job(config: FrozenConfigDict, model: Pretrained | None, mesh: Mesh,
   return Job(
       task=task, data=data, train_steps=train_steps, tokenizer=corpus.tokenizer,
       start=model or (teacher and initial.student(teacher, bert_config)),
-      records=corpus.train.digest,
-      parameters=objective.parameters(), steps=f'{steps}; {epochs:.3g} epochs',
+      data_digest=corpus.train.digest,
+      num_parameters=objective.num_parameters(), steps_line=f'{steps}; {epochs:.3g} epochs',
       lengths=[phase.max_len for phase in phases], fields=fields, notes=notes)

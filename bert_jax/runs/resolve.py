@@ -6,10 +6,8 @@ change, and nothing changes the resulting frozen config.
 
 from collections.abc import Mapping, Sequence
 import dataclasses
-import functools
 from typing import Any, NamedTuple
 
-from etils import epath
 from jax.sharding import Mesh
 from ml_collections import ConfigDict, FrozenConfigDict
 
@@ -28,7 +26,7 @@ from bert_jax.runs import (
   time_budget,
   unrolling,
 )
-from bert_jax.runtime import platforms
+from bert_jax.runtime import platforms, storage
 from bert_jax.training import optimizer as optimizer_lib
 from bert_jax.training.job import Job
 
@@ -87,16 +85,16 @@ def checked(config: ConfigDict, given: Mapping[str, Any]) -> Asked:
   return Asked(config, given, planned, notes)
 
 
-def with_model(config: ConfigDict, mesh: Mesh, run_json: Mapping[str, Any] = {},
+def with_model(config: ConfigDict, mesh: Mesh, earlier: Mapping[str, Any] = {},
                has_started: bool = False) -> tuple[FrozenConfigDict, Pretrained | None]:
   """Completes a config, except for fields that depend on the data.
 
   Args:
     config: the config, which is not modified.
     mesh: the devices of the run.
-    run_json: the content of run.json in the workdir; {} = no earlier run.
+    earlier: the config of an earlier run in the workdir; {} = no such run.
     has_started: True if the workdir has a checkpoint. Then the sizes come from
-      `run_json`, and no model is loaded.
+      `earlier`, and no model is loaded.
 
   Returns:
     (config, the model that the run starts from; None if it loads no model).
@@ -105,31 +103,20 @@ def with_model(config: ConfigDict, mesh: Mesh, run_json: Mapping[str, Any] = {},
     UserError: the config needs a model but names none, or does not fit the model or the
       mesh.
   """
-  config = changed(config, config_lib.dtype_on(mesh, config))
-  sizes = run_json['config']['model'] if run_json else {}
-  config = changed(config, initial.sizes_if_unset(config, sizes))
+  # Without a checkpoint the run starts over, perhaps from another model.
+  earlier = earlier if has_started else {}
+  config = changed(config, config_lib.dtype_on(config, mesh))
+  config = changed(config, initial.sizes_if_unset(config, earlier.get('model', {})))
   model = initial.load(config) if config.init_from and not has_started else None
   config = changed(
       config, initial.sizes_if_unset(config, vars(model.config) if model else {}))
-  config = changed(config, initial.layout_if_unset(config, run_json, model))
+  config = changed(config, initial.layout_if_unset(config, earlier, model))
   initial.check_named(config, has_started)
   config_lib.check_sizes(config, mesh)
   return config, model
 
 
-def _make_job(config: FrozenConfigDict, *, model: Pretrained | None, mesh: Mesh,
-              path: epath.Path, workdir: epath.Path, has_started: bool) -> Job:
-  """The job of a config; a run that `has_started` needs no initial parameters."""
-  kind = pretrain if config.task == 'pretrain' else finetune
-  job = kind.make_job(config, model, mesh, workdir)
-  # A resumed run takes its parameters from its checkpoint, not from the teacher.
-  if has_started:
-    job = dataclasses.replace(job, start=None)
-  return frozen_base.adapt(job, config, path)
-
-
-def resolve(asked: Asked, mesh: Mesh, path: epath.Path, workdir: epath.Path,
-            run_json: Mapping[str, Any],
+def resolve(asked: Asked, mesh: Mesh, workdir: storage.Folder, earlier: Mapping[str, Any],
             has_started: bool) -> tuple[FrozenConfigDict, Job, list[str]]:
   """Completes a config with the devices, the model and the data.
 
@@ -138,9 +125,8 @@ def resolve(asked: Asked, mesh: Mesh, path: epath.Path, workdir: epath.Path,
   Args:
     asked: the requested config.
     mesh: the devices of the run.
-    path: the workdir, local or in a bucket; checkpoints go there.
-    workdir: the local copy of the workdir for all other files; `path` itself if local.
-    run_json: the content of run.json in the workdir; {} = no earlier run.
+    workdir: of the run.
+    earlier: the config of an earlier run in the workdir; {} = no such run.
     has_started: True if the workdir has a checkpoint.
 
   Returns:
@@ -149,13 +135,20 @@ def resolve(asked: Asked, mesh: Mesh, path: epath.Path, workdir: epath.Path,
   Raises:
     UserError: a mistake in the config, the model or the data.
   """
-  config, model = with_model(asked.config, mesh, run_json, has_started)
-  make_job = functools.partial(_make_job, model=model, mesh=mesh, path=path,
-                               workdir=workdir, has_started=has_started)
+  config, model = with_model(asked.config, mesh, earlier, has_started)
+  kind = pretrain if config.task == 'pretrain' else finetune
+
+  def make_job(config: FrozenConfigDict) -> Job:
+    job = kind.make_job(config, model, mesh, workdir.local)
+    # A resumed run takes its parameters from its checkpoint, not from the teacher.
+    if has_started:
+      job = dataclasses.replace(job, start=None)
+    return frozen_base.adapt(job, config, workdir.path)
+
   notes = list(asked.notes)
   if config.train_minutes:
     config = changed(config, unrolling.fields(config, mesh, 60 * config.train_minutes))
-    fields, more = time_budget.fixed_steps(config, run_json, make_job, mesh)
+    fields, more = time_budget.fixed_steps(config, earlier, make_job, mesh)
     config, notes = changed(config, fields), notes + more
 
   # The data determines the size of the vocabulary, or the steps of an epoch.

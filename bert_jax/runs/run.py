@@ -133,14 +133,15 @@ def _train(asked: resolve.Asked, path: epath.Path) -> FrozenConfigDict:
   mesh = mesh_lib.make_mesh(**asked.config.mesh)
   storage.make_writable(path, f'--workdir={path}', jax.process_index())
   _require_shared(path)
-  folder = storage.Folder(path, checkpoint.APART, jax.process_index())
-  folder.fetch()
-  workdir = folder.local  # for all files but the checkpoints
-  run_json = sealed.read(workdir / 'run.json') if (workdir / 'run.json').exists() else {}
+  workdir = storage.Folder(path, checkpoint.APART, jax.process_index())
+  workdir.fetch()
+  run_file = workdir.local / 'run.json'
+  run_json = sealed.read(run_file) if run_file.exists() else {}
+  earlier = run_json.get('config', {})
   # Another task could not even read the fields of this run.
-  before = run_json['config']['task'] if run_json else asked.config.task
-  require(before == asked.config.task,
-          f'{path} holds a run with task={before} (now {asked.config.task}): that is another '
+  task = earlier.get('task', asked.config.task)
+  require(task == asked.config.task,
+          f'{path} holds a run with task={task} (now {asked.config.task}): that is another '
           'run, use another --workdir')
   has_started = bool(integrity.steps(path / 'checkpoints'))
   require(not has_started or run_json,
@@ -150,19 +151,19 @@ def _train(asked: resolve.Asked, path: epath.Path) -> FrozenConfigDict:
   require(has_started or not damaged.exists() or not [*damaged.glob('checkpoints-*')],
           f'all checkpoints of {path} are damaged, see {damaged}: start over with another '
           '--workdir')
-  config, job, notes = resolve.resolve(asked, mesh, path, workdir, run_json, has_started)
+  config, job, notes = resolve.resolve(asked, mesh, workdir, earlier, has_started)
 
   # ---- An earlier run in this workdir --------------------------------------------------
-  changes = _changes(path, workdir, run_json, config, job, mesh)
+  changes = _changes(workdir, run_json, config, job, mesh)
   checkpoints = _checkpoints(path, config, job)
 
   # ---- Training ------------------------------------------------------------------------
   if not jax.process_index():
-    _write_run(workdir, config, job, run_json)
+    _write_run(workdir.local, config, job, run_json)
   # Before the first checkpoint: from then on a resumed run needs the base.
   frozen_base.save(job, path)
-  folder.push()
-  console.print_summary(_summary(config, job, mesh, folder))
+  workdir.push()
+  console.print_summary(_summary(config, job, mesh, workdir))
   notes = [*notes, *job.notes, *loader.notes(config.data.loader_workers)]
   if not config.keep_best and (kept := integrity.steps(path / 'best')):
     notes.append(f'{path}/best still has step {kept[-1]}, which predict, convert and evaluate '
@@ -171,7 +172,7 @@ def _train(asked: resolve.Asked, path: epath.Path) -> FrozenConfigDict:
   console.print_summary([*(('note', note) for note in notes),
                          *(('changed', str(change)) for change in changes)])
 
-  loop.train(job, config, mesh, folder, checkpoints,
+  loop.train(job, config, mesh, workdir, checkpoints,
              initial=functools.partial(_initial_params, config=config, job=job))
   return config
 
@@ -203,7 +204,7 @@ def _initial_params(params: Any, config: FrozenConfigDict, job: Job) -> Any:
   return params
 
 
-def _changes(path: epath.Path, workdir: epath.Path, run_json: Mapping[str, Any],
+def _changes(workdir: storage.Folder, run_json: Mapping[str, Any],
              config: FrozenConfigDict, job: Job, mesh: Mesh) -> list[drift.Change]:
   """The fields that differ from the run in the workdir.
 
@@ -211,16 +212,16 @@ def _changes(path: epath.Path, workdir: epath.Path, run_json: Mapping[str, Any],
   """
   if not run_json:
     return []
-  require(run_json['records'] == job.records,
+  require(run_json['records'] == job.data_digest,
           f'{workdir} was trained on other rows (their digest was '
-          f'{run_json["records"]}, now it is {job.records}): use another --workdir')
+          f'{run_json["records"]}, now it is {job.data_digest}): use another --workdir')
   differences = drift.changes(run_json['config'], config.to_dict())
   table = config_lib.fields(config.task)
   of_optimizer = [x.name for x in differences if x.name.startswith('optimizer.')]
   if of_optimizer:
     _, abstract, _ = state_lib.make_programs(job.task, config, mesh, job.train_steps)
     # Another optimizer may have moments that the checkpoints lack: no flag allows it.
-    if not checkpoint.fits(path, abstract):
+    if not checkpoint.fits(workdir.path, abstract):
       table = {**table, **dict.fromkeys(of_optimizer, Field(None))}
   return drift.check(str(workdir), differences, table, config.allow_schedule_change)
 
@@ -232,20 +233,20 @@ def _write_run(workdir: epath.Path, config: FrozenConfigDict, job: Job,
   if not tokenizer.exists() or run_json.get('tokenizer') != sealed.digests(tokenizer):
     job.tokenizer.save(tokenizer)
   command = shlex.join(['python', *sys.orig_argv[1:]])
-  content = {'command': command, 'config': config.to_dict(), 'records': job.records,
-             'versions': _versions(), 'tokenizer': sealed.digests(tokenizer), **job.extra}
+  content = {'command': command, 'config': config.to_dict(), 'records': job.data_digest,
+             'versions': _versions(), 'tokenizer': sealed.digests(tokenizer), **job.facts}
   storage.write_whole(workdir / 'run.json',
                       json.dumps(sealed.seal(content), indent=2) + '\n')
 
 
 def _summary(config: FrozenConfigDict, job: Job, mesh: Mesh,
-             folder: storage.Folder) -> Iterator[tuple[str, str]]:
+             workdir: storage.Folder) -> Iterator[tuple[str, str]]:
   """Yields (name, value) lines about the run, to print before it starts."""
   c = job.task.model.config
-  yield 'model', (f'{c.architecture}, {job.parameters:,} parameters: {c.num_layers} '
+  yield 'model', (f'{c.architecture}, {job.num_parameters:,} parameters: {c.num_layers} '
                   f'layers of {c.hidden_size}, {c.dtype}')
   if job.base:
-    yield 'lora', job.adapter
+    yield 'lora', job.lora_line
   yield 'mesh', (f'{mesh.size} {mesh.devices.flat[0].device_kind}: '
                  + ', '.join(f'{axis} {size}' for axis, size in mesh.shape.items())
                  + f'; sharding {config.sharding}')
@@ -254,7 +255,7 @@ def _summary(config: FrozenConfigDict, job: Job, mesh: Mesh,
         c, job.lengths, special=config_lib.special_rows(config))
   yield 'attention', paths
   yield from job.data.describe()
-  yield 'steps', job.steps
-  yield 'workdir', str(folder)
-  if folder.local != folder.path:
-    yield 'kept here', str(folder.local)
+  yield 'steps', job.steps_line
+  yield 'workdir', str(workdir)
+  if workdir.local != workdir.path:
+    yield 'kept here', str(workdir.local)

@@ -26,17 +26,17 @@ _LEAST, _MOST, _SECONDS = 3, 200, 10.0  # timed steps of each phase, and their t
 _PROVISIONAL_STEPS = 1_000_000
 
 
-def fixed_steps(config: FrozenConfigDict, run_json: Mapping[str, Any],
+def fixed_steps(config: FrozenConfigDict, earlier: Mapping[str, Any],
                 make_job: Callable[[FrozenConfigDict], Job],
                 mesh: Mesh) -> tuple[dict[str, Any], list[str]]:
   """Fixes the steps and phases of a run whose length is given in minutes.
 
-  A resumed run with the same minutes and rows keeps the steps in its run.json. All
+  A resumed run with the same minutes and rows keeps the steps of `earlier`. All
   processes call this together.
 
   Args:
     config: the config of the run.
-    run_json: the content of run.json in the workdir; {} = no earlier run.
+    earlier: the config of an earlier run in the workdir; {} = no such run.
     make_job: makes the job of a config.
     mesh: the devices of the run.
 
@@ -46,9 +46,8 @@ def fixed_steps(config: FrozenConfigDict, run_json: Mapping[str, Any],
   Raises:
     UserError: the minutes allow fewer steps than the run has phases.
   """
-  before = run_json.get('config')
-  if before and _budget(before) == _budget(config):
-    steps, speed = before['train_steps'], 'as measured when the run began'
+  if earlier and _budget(earlier) == _budget(config):
+    steps, speed = earlier['train_steps'], 'as measured when the run began'
   else:
     seconds = _seconds_per_step(config, make_job, mesh)
     steps, speed = int(60 * config.train_minutes / seconds), f'{seconds:.3g} s each'

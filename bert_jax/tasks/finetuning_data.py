@@ -196,14 +196,14 @@ class FineTuningData:
   def has_held_out(self) -> bool:
     return bool(self.evals)
 
-  def evaluate(self, evaluate_batch: Callable[[Batch], Any],
+  def evaluate(self, measure: Callable[[Batch], Any],
                step: int) -> dict[str, float | None]:
     """Returns the mean loss and the scores of every file."""
     results = {}
     for split in self.evals:
       suffix = f'_{split.name}' if split.name else ''
       scores = scores_of(self.files, split,
-                         lambda batch: evaluate_batch(self._share(batch)))
+                         lambda batch: measure(self._share(batch)))
       results |= {name + suffix: value for name, value in scores.items()}
     return results
 

@@ -162,7 +162,7 @@ def fields_if_unset(data: ConfigDict, earlier: Mapping[str, Any], texts: LateInp
             'query_prompt': prompts.get(QUERY, ''),
             'document_prompt': prompts.get(DOCUMENT, ''),
             'query_expansion': texts.expansion,
-            'query_length': texts.expanded or texts.query_length or min(32, max_len),
+            'query_length': texts.expanded or texts.query_length or max_len,
             'skipped_words': texts.skipped}
   return {f'data.{name}': earlier.get(name, value) for name, value in values.items()
           if data[name] in (0, _AUTO, (_AUTO,))}

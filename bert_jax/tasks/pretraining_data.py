@@ -176,7 +176,7 @@ class PretrainingData:
     measured = jax.eval_shape(self.task.measure, params, frozen, self.rows(0))
     return ['loss', *(name for name in measured if name != 'tokens'), 'unigram_entropy']
 
-  def evaluate(self, evaluate_batch: Callable[[Rows], losses.Metrics],
+  def evaluate(self, measure: Callable[[Rows], losses.Metrics],
                step: int) -> dict[str, float | None]:
     """Means over the held-out rows, which must exist, at the length of the last step.
 
@@ -189,7 +189,7 @@ class PretrainingData:
       if self.eval_batches and evaluated == self.eval_batches:
         break
       batch = self._at_rate(rows, self.task.masking.eval_rate)
-      metrics = jax.device_get(evaluate_batch(batch))
+      metrics = jax.device_get(measure(batch))
       # In a small corpus some batches have only empty rows: they do not count.
       evaluated += bool(metrics.pop('tokens')[0])
       for name, metric in metrics.items():

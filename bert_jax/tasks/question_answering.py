@@ -17,14 +17,14 @@ import numpy as np
 
 from bert_jax.config_fields import HARMLESS, Field, at_least, one_of
 from bert_jax.data.tokens import Tokens
-from bert_jax.errors import UserError, require_choice
+from bert_jax.errors import UserError, require, require_choice
 from bert_jax.labelled import packed_examples, squad
 from bert_jax.model import architectures, bert_config, layers
 from bert_jax.objectives import losses
 from bert_jax.tasks import answers, finetuning, finetuning_data, metrics, task_kind
 
 # The published values in tokens, for models that were fine-tuned elsewhere.
-_WINDOW, _STRIDE = 384, 128
+WINDOW, STRIDE = 384, 128  # of models that do not say theirs
 _FORMATS = ('squad',)
 
 
@@ -70,8 +70,11 @@ class Windows(packed_examples.Features):
 def _target(context: answers.Context, window: answers.Window,
             question: squad.Question) -> np.ndarray:
   """Returns [tokens, 2] int32: 1 at the answer's start (column 0) and end (column 1)."""
-  # A window without the whole answer learns "no answer": both targets are [CLS].
+  # A window without the whole answer learns "no answer": both targets are [CLS]. An answer
+  # that is not at its answer_start gives no target, and no loss.
   target = np.zeros((len(window.input.ids), 2), np.int32)
+  if not question.in_place:
+    return target
   start = end = 0
   if question.answers:
     begin = question.starts[0]
@@ -119,7 +122,8 @@ class QuestionAnswering(finetuning.FineTuning):
     # Windows share rows: each softmax runs over the tokens of one window.
     slots = jnp.arange(1, batch.starts.shape[1] + 1)
     member = batch.tokens.text_ids[:, None, :] == slots[:, None]  # [R, P, L]
-    is_real = member.any(-1).astype(jnp.float32)  # [R, P]
+    has_target = member & (batch.token_targets[:, None, :, 0] > 0)  # [R, P, L]
+    is_real = has_target.any(-1).astype(jnp.float32)  # [R, P]
     of_windows, right = 0.0, True
     for i in (0, 1):
       scores = jnp.where(member, logits[:, None, :, i], layers.MASKED)  # [R, P, L]
@@ -174,6 +178,11 @@ class QuestionFiles(finetuning_data.ExampleFiles):
                    f'{path} are left out: their answer is not at its answer_start')
     return finetuning_data.not_empty(
         in_place, f'{path} (of questions whose answer is at its answer_start)')
+
+  @staticmethod
+  def check_training(config, examples):
+    require(any(question.answers for question in examples),
+            f'{config.data.train}: no question has an answer: there is nothing to learn')
 
   @classmethod
   def make(cls, config, questions, _):
@@ -267,9 +276,9 @@ def answer(bert: task_kind.TrainedModel, questions: Sequence[tuple[str, str]],
   facts, max_len = bert.model.facts, bert.trained_length
   # Other libraries' checkpoints do not record their windows.
   if 'doc_stride' not in facts:
-    max_len = min(_WINDOW, max_len)
+    max_len = min(WINDOW, max_len)
   contexts = answers.read(questions, bert.tokenizer, max_len,
-                          facts.get('doc_stride', _STRIDE))
+                          facts.get('doc_stride', STRIDE))
   logits = bert.per_token(
       [window.input for context in contexts for window in context.windows],
       functools.partial(task_kind.apply_head, QuestionKind.head_of(bert)))

@@ -146,14 +146,23 @@ class RerankingFiles(finetuning_data.ExampleFiles):
         groups[query] = group._replace(has_columns=True)
         documents = [row.text(data.text_pair_column)]
         grades = [0.0 if split == 'test' else _grade(row, data.label_column)]
-      group.documents.extend(documents)
-      group.grades.extend(grades)
+      for document, grade in zip(documents, grades):
+        # Lines of `mine` for one query may have the same document, which counts once.
+        if split != 'test' and document in group.documents:
+          at = group.documents.index(document)
+          group.grades[at] = max(group.grades[at], grade)
+        else:
+          group.documents.append(document)
+          group.grades.append(grade)
     for group in groups.values():
       require(bool(group.documents), f'{group.where}: the query has no document')
       if split == 'validation':
         require(max(group.grades) > 0,
                 f'{group.where}: no document of the query {group.query!r} is relevant: '
                 'there is nothing to score')
+    require(split != 'validation' or any(len(set(x.grades)) > 1 for x in groups.values()),
+            f'{path}: the documents of each query have the same grade, so every ranking is '
+            'perfect: give negatives too')
     return list(groups.values())
 
   @staticmethod
@@ -162,9 +171,9 @@ class RerankingFiles(finetuning_data.ExampleFiles):
     require(len(grades) > 1,
             f'{config.data.train}: all documents have the grade {min(grades):g}: there is '
             'nothing to learn')
-    require(config.data.loss != 'listwise' or any(len(x.documents) > 1 for x in examples),
-            f'{config.data.train}: every query has one document, and data.loss=listwise '
-            'compares the documents of a query: give data.loss=binary or graded')
+    require(config.data.loss != 'listwise' or any(len(set(x.grades)) > 1 for x in examples),
+            f'{config.data.train}: the documents of each query have the same grade, and '
+            'data.loss=listwise compares them: give data.loss=binary or graded')
     between = [group for group in examples
                if any(0 < grade < 1 for grade in group.grades)]
     require(config.data.loss != 'binary' or not between,
@@ -242,7 +251,9 @@ class RerankingKind(task_kind.TaskKind):
 
   @staticmethod
   def write_test(bert, _, examples):
-    return task_kind.json_lines(rank(bert, [(e.query, e.documents) for e in examples]))
+    answers = rank(bert, [(e.query, e.documents) for e in examples])
+    return task_kind.json_lines({'query': e.query, 'documents': e.documents, **answer}
+                                for e, answer in zip(examples, answers))
 
 
 def pair_logits(bert: task_kind.TrainedModel, pairs: Sequence[tuple[str, str]],

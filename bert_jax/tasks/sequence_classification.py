@@ -140,6 +140,10 @@ class SequenceFiles(finetuning_data.ExampleFiles):
   def check_training(config, examples):
     columns = texts.columns(config.data)
     if columns.problem != 'single_label':
+      # A label is a number or a tuple of names.
+      require(len({str(e.label) for e in examples}) > 1,
+              f'{config.data.train}: all rows have the same label {examples[0].label!r}: '
+              'there is nothing to learn')
       return
     require(len(columns.labels) != 1,
             f'data.labels={",".join(columns.labels)} is one label: name every label of '

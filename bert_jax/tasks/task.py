@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from flax import linen as nn
 import jax
 
+from bert_jax.model.bert_config import BertConfig
 from bert_jax.objectives.losses import Metrics
 
 
@@ -23,6 +24,9 @@ class Task(Protocol):
 
   def init(self, key: jax.Array) -> Any:
     """Parameters, boxed with their logical axes."""
+
+  def with_config(self, config: BertConfig) -> 'Task':
+    """This task for a model with another config."""
 
   def loss(self, params: Any, frozen: Any, batch: Any, key: jax.Array | None) -> Metrics:
     """Metrics of a batch as (sum, count); without dropout if `key` is None.
@@ -46,12 +50,12 @@ class TaskData(Protocol):
   def rows(self, step: int) -> Any:
     """The rows of a batch that this process feeds: a tree of host arrays [rows, ...]."""
 
-  def evaluate(self, evaluate_batch: Callable[[Any], Any],
+  def evaluate(self, measure: Callable[[Any], Any],
                step: int) -> dict[str, float | None]:
     """Held-out metrics after `step` steps; None for a metric whose count is 0.
 
     Args:
-      evaluate_batch: runs `Task.measure` on this process's share of a host batch.
+      measure: runs `Task.measure` on this process's share of a host batch.
       step: number of steps trained.
     """
 

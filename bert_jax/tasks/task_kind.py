@@ -76,7 +76,8 @@ def json_lines(answers: Iterable[Answer]) -> PredictionFiles:
 class TaskKind:
   """A fine-tuning task; each task is a subclass and is never instantiated.
 
-  `files` makes the host half of the task, and the host half makes the device half.
+  `files` is the class of its example files. `files.make` returns an instance of it, whose
+  `task` is the device half.
   """
 
   name: ClassVar[str]  # in config.task and predict --task

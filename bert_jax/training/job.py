@@ -22,11 +22,11 @@ class Job:
   tokenizer: Tokenizer
   start: Any  # the model that fresh parameters come from
   base: Any = None  # the frozen model of a LoRA run
-  adapter: str = ''  # a line about the LoRA factors, for the summary
-  records: str  # digest of the data
-  parameters: int  # their number: of the encoder, in pretraining with its heads
-  steps: str  # a line about the steps, for the summary
+  lora_line: str = ''  # a line about the LoRA factors, for the summary
+  data_digest: str
+  num_parameters: int  # of the encoder, in pretraining with its heads
+  steps_line: str  # a line about the steps, for the summary
   lengths: Sequence[int]  # L of the rows
   fields: Mapping[str, Any]  # config fields that the data determines
   notes: Sequence[str] = ()  # for the summary
-  extra: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # added to run.json
+  facts: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # added to run.json

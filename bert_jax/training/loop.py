@@ -124,8 +124,8 @@ def _start(job: Job, config: FrozenConfigDict, workdir: storage.Folder,
   """Returns the first state, the steps done, and whether the run owes an evaluation.
 
   The state is the newest checkpoint, or random parameters that `initial` changes. A run
-  owes an evaluation if it stopped after the save of a step that it had not evaluated. If
-  the workdir holds the whole run, the state is None and the checkpoints are closed.
+  owes an evaluation if it was stopped between the training of a step and its evaluation.
+  If the workdir holds the whole run, the state is None and the checkpoints are closed.
   """
   newest = checkpoints.latest()
   if newest is None:

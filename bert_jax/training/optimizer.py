@@ -84,8 +84,10 @@ def learning_rate(config: OptimizerConfig, train_steps: int) -> optax.Schedule:
   """The learning rate over the steps: linear warmup to the peak, then decay to 0.
 
   It is peak * min(t / warmup, 1, (T - t) / (T - S)). T is `train_steps`. The decay
-  begins at S: at the end of the warmup, as published, or later (warmup-stable-decay).
-  With 1-sqrt it falls as 1 - sqrt((t - S) / (T - S)) (Haegele et al., arXiv:2405.18392).
+  begins at S: at the end of the warmup, as in fairseq and transformers, or later
+  (warmup-stable-decay). In the code of BERT, ALBERT and ELECTRA it begins at step 0, so
+  their rate is lower by the factor 1 - warmup / T. With 1-sqrt the rate falls as
+  1 - sqrt((t - S) / (T - S)) (Haegele et al., arXiv:2405.18392).
 
   Returns:
     A function from the number of updates so far, t, to the rate of the next one; float32.

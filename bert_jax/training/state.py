@@ -98,12 +98,13 @@ def make_train_step(task: Task, optimizer: optax.GradientTransformation, mesh: M
     key = jax.random.fold_in(root_key(seed), state.step)
 
     def gradients(batch, counts):
-      def objective(params):
+      """(gradients, metrics) of a batch; `counts` replaces the counts of its losses."""
+      def loss(params):
         metrics = task.loss(params, state.frozen, batch, key)
-        fixed = {name: (total, counts.get(name, count))
-                 for name, (total, count) in metrics.items()}
-        return losses.total_loss(fixed, task.loss_weights), metrics
-      return jax.grad(objective, has_aux=True)(state.params)
+        of_loss = {name: (total, counts.get(name, count))
+                   for name, (total, count) in metrics.items()}
+        return losses.total_loss(of_loss, task.loss_weights), metrics
+      return jax.grad(loss, has_aux=True)(state.params)
 
     if accumulation == 1:
       grads, metrics = gradients(batch, {})
@@ -119,8 +120,8 @@ def make_train_step(task: Task, optimizer: optax.GradientTransformation, mesh: M
       updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
       updated = optax.apply_updates(state.params, updates), opt_state
       skipped = state.params, optimizer_lib.after_skipped_step(state.opt_state, opt_state)
-      loss = losses.total_loss(metrics, task.loss_weights)
-      is_finite = jnp.isfinite(norm) & jnp.isfinite(loss)
+      total = losses.total_loss(metrics, task.loss_weights)
+      is_finite = jnp.isfinite(norm) & jnp.isfinite(total)
       # A select, not a branch: the device decides without asking the host.
       params, opt_state = jax.tree.map(functools.partial(jnp.where, is_finite),
                                        updated, skipped)

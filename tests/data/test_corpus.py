@@ -15,7 +15,7 @@ def _documents(path, data_format='auto', column='text'):
 
 
 def _sentences(document, **settings):
-  return corpus.Settings('', **settings).sentences(document)
+  return corpus.Settings(**{'source': '', **settings}).sentences(document)
 
 
 def test_blank_lines_separate_documents(tmp_path):
@@ -84,6 +84,12 @@ def test_json_lines(tmp_path):
   with gzip.open(tmp_path / 'b.jsonl.gz', 'wt') as f:
     f.write('{"body": "Three."}\n')
   assert _documents(tmp_path / 'b.jsonl.gz', column='body') == ['Three.']
+
+
+def test_the_builtin_text_of_a_mixture_is_not_wikitext():
+  text = 'The first sentence is here. The second one follows.'
+  assert _sentences(text, format='wikitext', source='builtin') == _sentences(text)
+  assert len(_sentences(text)) == 2 and len(_sentences(text, format='wikitext')) == 1
 
 
 def test_wikitext(tmp_path):

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 import numpy as np
 import pytest
+import tokenizers
 
 from benchmarks import pairs as benchmark
 from bert_jax.data import negatives
@@ -41,6 +42,16 @@ def test_classes_of_tokens():
   tokenizer = mock.Mock(vocab_size=len(entries), tokens=lambda ids: [entries[i] for i in ids])
   assert negatives.token_classes(tokenizer).tolist() == [
       MARK, MARK, MARK, CAPITAL, OTHER, CAPITAL, OTHER, DIGIT, DIGIT, OTHER, OTHER, MARK]
+
+
+def test_classes_of_byte_level_tokens():
+  """The entries of a byte-level BPE spell the bytes of a letter: é is Ã©."""
+  words = ['é', 'É', 'я', 'Я', '\u201c', 'x7']
+  spelled = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+  entries = ['\u0120a', *(spelled.pre_tokenize_str(word)[0][0] for word in words), '\u00c3']
+  tokenizer = mock.Mock(vocab_size=len(entries), tokens=lambda ids: [entries[i] for i in ids])
+  assert negatives.token_classes(tokenizer).tolist() == [
+      OTHER, OTHER, CAPITAL, OTHER, CAPITAL, MARK, OTHER, MARK]  # a part of a letter is a mark
 
 
 def test_styles_by_hand():

@@ -245,6 +245,16 @@ def test_a_step_is_reproducible_and_its_slices_make_up_the_batch():
   assert (source(records, seed=1).batch(0, 16).tokens.ids != batches[0].tokens.ids).any()
 
 
+def test_windows_of_a_huge_corpus_begin_at_the_right_rows():
+  """Tokens times rows exceed 64 bits."""
+  walked = source(varied(block=200, shards=3))
+  walked._weights = np.full(len(walked._weights), 10**10)
+  walked.rows = 10**10
+  _, first = walked._permutation(0)
+  expected = [int(b) * 10**10 // len(walked._weights) for b in walked._first_block]
+  assert first.tolist() == expected and first[-1] == 10**10
+
+
 def test_shards_do_not_change_the_rows():
   # A block also ends where its shard ends. One block per document makes the blocks equal.
   documents = [[5, 6, 7]] * 40

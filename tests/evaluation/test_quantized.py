@@ -102,7 +102,7 @@ def test_a_mistake_in_the_examples_ends_the_command_before_it_writes(tmp_path):
        f'--output={tmp_path / "out"}', '--to=onnx', '--quantize=int8',
        f'--eval={tmp_path / "dev.tsv"}'], cwd=ROOT, capture_output=True, text=True, check=False)
   assert done.returncode == 2 and done.stderr.count('\n') == 1
-  assert "dev.tsv, line 2: the label 'maybe' is not one of the model: no, yes" in done.stderr
+  assert "dev.tsv, line 2: the label 'maybe' is none of the 2 labels: no, yes" in done.stderr
   assert not (tmp_path / 'out').exists()
 
 

@@ -165,12 +165,12 @@ def test_a_killed_evaluation_resumes(model, tmp_path, monkeypatch):
   assert (tmp_path / 'out.pairs.jsonl').read_text() == (tmp_path / 'whole.pairs.jsonl').read_text()
 
 
-def test_a_line_end_is_no_token():
-  """Training reads sentences without it, and a byte-level BPE has an entry for it."""
+def test_white_space_between_sentences_is_no_token():
+  """Training reads sentences, and a byte-level BPE has entries for line ends and tabs."""
   tokenizer = training.train('bpe', lambda: ['The mat. The dog.'] * 9, 300, False)
   bert = types.SimpleNamespace(tokenizer=tokenizer)
   lines, spaces = (list(held_out_text._pieces(bert, [text], 32))
-                   for text in ('The mat.\nThe dog.', 'The mat. The dog.'))
+                   for text in ('The mat.\n\t The  dog.\n', 'The mat. The dog.'))
   assert lines == spaces and '\u010a' not in tokenizer.tokens(lines[0])
 
 

@@ -5,16 +5,20 @@ import json
 import types
 
 from etils import epath
+import numpy as np
 import pytest
 
+import bert_jax
 from bert_jax import config as config_lib
 from bert_jax.errors import UserError
-from bert_jax.evaluation import suites
+from bert_jax.evaluation import suites, task_scores
+from bert_jax.inference import bert as bert_lib
 from bert_jax.interop import conversion, load, sentence_transformers
-from bert_jax.interop.sentence_layout import SentenceLayout
+from bert_jax.interop.cross_layout import CrossLayout
+from bert_jax.interop.sentence_layout import Module, SentenceLayout
 from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.runs import run
-from bert_jax.tasks import question_answering
+from bert_jax.tasks import question_answering, task_list
 from tests import conftest, made_tasks
 
 
@@ -163,6 +167,37 @@ def test_an_embedder_is_scored_whole_and_wrong_fields_are_refused(tmp_path):
   report, of_40, of_64 = (score(folder, str(texts), tmp_path, **options, **length)
                           for length in ({}, {'max_len': 40}, {'max_len': 64}))
   assert report == of_40 and report['pearson'] != of_64['pearson']
+
+
+def test_inputs_are_as_long_as_in_predictions(tmp_path):
+  """A published folder whose longest input is its number of positions states no max_len."""
+  for task, expected in (('sequence_classification', 512), ('question_answering', 384)):
+    model = load.load(made_tasks.with_head(tmp_path / task, task, ('no', 'yes')))
+    model = dataclasses.replace(
+        model, config=dataclasses.replace(model.config, max_positions=512), facts={})
+    config = task_scores._config('m', model, task_list.ALL[task], ())
+    assert config.max_len == expected
+
+
+def test_models_whose_answers_have_more_steps_are_refused(tmp_path):
+  (tmp_path / 'dev.tsv').write_text('text\tlabel\nw1 good\tyes\nw2 bad\tno\n')
+  name = made_tasks.with_head(tmp_path / 'a', 'sequence_classification', ('no', 'yes'))
+  bert = bert_jax.from_pretrained(name)
+
+  def of(layout):
+    other = bert_lib.Bert(dataclasses.replace(bert.model, sentence=layout))
+    other.name = name
+    return other
+
+  data, path = str(tmp_path / 'dev.tsv'), epath.Path(tmp_path / 'x.json')
+  prompts = {'prompts': {'q': 'w1 '}, 'default_prompt': 'q'}
+  with pytest.raises(UserError, match="leave out the default prompt 'q' of --model"):
+    task_scores.evaluate(of(CrossLayout(activation='', **prompts)), data, path)
+  for options, step in (
+      ({'dim': 4}, 'truncate_dim'),
+      ({'modules': (Module('Dense', {}, {'x': np.ones(1)}),)}, 'the modules after the pooling')):
+    with pytest.raises(UserError, match=f'leave out {step} of --model'):
+      task_scores.evaluate(of(SentenceLayout(**options)), data, path, task='sentence_embedding')
 
 
 def test_labels_of_glue(tmp_path):

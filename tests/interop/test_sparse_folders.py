@@ -98,6 +98,10 @@ def test_other_encoders(tmp_path, title):
 
 def test_predict_gives_the_entries_of_the_folder(tmp_path, encoder, monkeypatch):
   folder = make(tmp_path / 'a', encoder, max_active_dims=5, prompts={'query': 'w7 find: '})
+  bert = bert_jax.from_pretrained(folder)
+  with pytest.raises(UserError, match='predict --task=sparse_embedding gives the weights'):
+    bert.search(['w1'], ['w2'])
+  assert bert.embed(['w1'], pooling='mean').shape == (1, 128)
   lines = ''.join(json.dumps({'text': text}) + '\n' for text in TEXTS).encode()
   for prompt in (None, 'query'):
     monkeypatch.setattr(sys, 'stdin', io.TextIOWrapper(io.BytesIO(lines)))

@@ -12,6 +12,9 @@ import zipfile
 
 import pytest
 
+from bert_jax.errors import UserError
+from bert_jax.labelled import glue, table
+
 ROOT = pathlib.Path(__file__).parents[2]
 SPLITS = {
     'train': [('a "fine film', 1), ('no fun', 0), ('unbearably dull , and long', 0),
@@ -111,3 +114,19 @@ def test_a_known_data_set_is_prepared_and_read(tmp_path, server):
     written = [[text, None if label is None else str(label)] for text, label in SPLITS[split]]
     assert sorted(read) == sorted(written)
   assert sorted(output['texts']) == sorted(text for text, _ in SPLITS['train'])
+
+
+def test_a_test_set_has_the_order_of_its_file(monkeypatch):
+  """tfds stores it in the order of a hash, and a submission numbers its lines."""
+  def rows(order):
+    return [table.Row('x', {'sentence': str(i), 'idx': i, 'label': -1}) for i in order]
+
+  task = glue.find('glue/sst2')
+  monkeypatch.setattr(table, 'read_tfds', lambda *_: iter(rows((2, 0, 1))))
+  assert [row.values['sentence'] for row in glue._from_tfds('tfds:x', task, 'test')] == [
+      '0', '1', '2']
+  assert [row.values['sentence'] for row in glue._from_tfds('tfds:x', task, 'train')] == [
+      '2', '0', '1']
+  monkeypatch.setattr(table, 'read_tfds', lambda *_: iter(rows((2, 0))))
+  with pytest.raises(UserError, match='tfds:x is a part of a test set'):
+    list(glue._from_tfds('tfds:x', task, 'test'))

@@ -32,7 +32,7 @@ def test_auto_dtype_follows_the_devices(monkeypatch, platform, is_fast, dtype):
   for given, expected in (('auto', dtype), ('float32', 'float32'), ('bfloat16', 'bfloat16')):
     c = config_lib.pretraining('tiny')
     c.model.dtype = given
-    c = config_fields.changed(c, config_lib.dtype_on(mesh, c))
+    c = config_fields.changed(c, config_lib.dtype_on(c, mesh))
     assert c.model.dtype == expected
 
 

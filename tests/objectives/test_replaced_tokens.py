@@ -140,7 +140,7 @@ def test_parameters_are_counted_without_padding_and_pooler(embedding_size):
   stored = sum(x.size for x in jax.tree.leaves(params))
   stored -= 64 * 64 + 64 if 'pooler' in params['params']['bert'] else 0
   padding = (CONFIG.padded_vocab_size - 300) * (embedding_size + 1)
-  assert stored - padding == electra.parameters()
+  assert stored - padding == electra.num_parameters()
   exported = electra.exported(params)['params']
   assert set(exported) == {'bert', 'rtd'}
 

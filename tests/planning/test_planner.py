@@ -39,7 +39,7 @@ def test_a_plan_for_local_devices(tmp_path, capsys):
   # Parameters and two moments, float32, whole on every device; the batch is small.
   model = dataclasses.replace(config_lib.bert_config(c.model), dtype='float32')
   objective = objectives.create('', c.data.sequences, model)
-  parameters = objective.parameters() + 24 * (64 + 1)
+  parameters = objective.num_parameters() + 24 * (64 + 1)
   batch = 4 * (4 * 64 + 3 * 8 + 1)  # a row: int32 and float32
   assert phase['memory']['arguments'] == pytest.approx(12 * parameters + batch, rel=1e-3)
 

@@ -52,7 +52,7 @@ class Task:
   def rows(self, step):
     return np.full((1, 1 + (step >= self.longer_from)), step)
 
-  def evaluate(self, evaluate_batch, step):
+  def evaluate(self, measure, step):
     self._clock.now += 1000
     return {'a_loss': 1.0}
 

@@ -32,6 +32,11 @@ from tests.runs.test_finetune import make_config, pretrained, two_devices  # noq
     ('token_classification', 'eval', 'w1 B-XYZ\n', {}, "the tag 'B-XYZ' is none of the 3 tags"),
     ('token_classification', 'train', 'w1 O\n', {}, "has the tag 'O' only"),
     ('token_classification', 'train', 'w1 O\nw2\n', {}, 'line 2: .w2. has a word without a tag'),
+    ('sequence_classification', 'train', 'text\tlabel\nx\t1.5\ny\t1.5\n',
+     {'data.problem': 'regression'}, 'all rows have the same label 1.5: there is nothing to'),
+    ('question_answering', 'train', json.dumps({'data': [{'paragraphs': [{
+        'context': 'w1 w2', 'qas': [{'id': '1', 'question': 'w1?', 'answers': []}]}]}]}), {},
+     'no question has an answer: there is nothing to learn'),
     ('question_answering', '', '', {'max_len': 8, 'data.doc_stride': 0}, 'doc_stride=0'),
     ('multiple_choice', 'train', '{"text": "x", "choices": ["a", "b"], "label": 5}\n', {},
      'the label 5 is none of the 2 choices'),

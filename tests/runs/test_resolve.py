@@ -10,6 +10,7 @@ import pytest
 from bert_jax import config as config_lib
 from bert_jax import config_fields
 from bert_jax.runs import resolve
+from bert_jax.runtime import storage
 from bert_jax.tasks import task_list
 from tests import conftest
 
@@ -106,7 +107,8 @@ def test_the_resolved_config_has_the_fields_that_devices_and_data_decide(corpus_
   c = conftest.tiny_config(corpus_file, **{'model.dtype': 'auto', 'model.vocab_size': 100_000})
   before, path = c.to_dict(), epath.Path(tmp_path)
   asked = resolve.checked(c, {'train_steps': 24})
-  config, job, notes = resolve.resolve(asked, conftest.sub_mesh(1, 1), path, path, {}, False)
+  config, job, notes = resolve.resolve(
+      asked, conftest.sub_mesh(1, 1), storage.Folder(path), {}, False)
   size = job.tokenizer.vocab_size
   assert c.to_dict() == before and isinstance(config, FrozenConfigDict)
   assert size < 100_000 and job.task.model.config.vocab_size == size

@@ -61,7 +61,7 @@ def test_changed_rows_or_minutes_are_measured_again(corpus_file, tmp_path, monke
   before = {**c.to_dict(), 'train_steps': 600, 'phases': [[450, 16, 8], [150, 32, 8]]}
   for change, steps in ({}, 600), ({'phases': [[450, 16, 8], [150, 32, 4]]}, 30), (
       {'train_minutes': 2.0}, 30):
-    fields, (note,) = time_budget.fixed_steps(c, {'config': before | change}, None, None)
+    fields, (note,) = time_budget.fixed_steps(c, before | change, None, None)
     assert f' are {steps} steps, ' in note and fields['train_steps'] == steps
     assert sum(phase[0] for phase in fields['phases']) == steps
   _, (note,) = time_budget.fixed_steps(c, {}, None, None)

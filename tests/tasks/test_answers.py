@@ -5,6 +5,7 @@ import pytest
 
 from bert_jax.data.tokenizers import older
 from bert_jax.errors import UserError
+from bert_jax.labelled import packed_examples
 from bert_jax.labelled.squad import Question
 from bert_jax.tasks import answers, question_answering
 
@@ -65,6 +66,17 @@ def logits(context, *scores):
       values[window.offset + token - window.first if token is not None else 0, end] = value
     rows.append(values)
   return rows
+
+
+def test_an_answer_at_a_wrong_place_gives_no_target_and_no_loss():
+  context = read()
+  question = Question('1', 'who', TEXT, ('w5 w6',), (3,))
+  f = question_answering.features([question], [context], by_window=True)
+  assert not any(x.any() for x in f.token_targets)
+  batch = next(packed_examples.Batches(f, batch_size=4, pad_id=0).in_order()).batch
+  task = question_answering.QuestionAnswering(None)
+  metrics = task.metrics(np.zeros((*batch.tokens.ids.shape, 2), np.float32), batch)
+  assert [float(x) for x in metrics['loss']] == [0, 0]
 
 
 def test_best_spans():

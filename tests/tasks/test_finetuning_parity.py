@@ -121,7 +121,7 @@ def test_twelve_steps_and_their_predictions_equal_transformers(tmp_path, case):
   folder = epath.Path(tmp_path) / 'with_head'
   huggingface.save(Pretrained(config_lib.bert_config(c.model), jax.device_get(state.params),
                               model.tokenizer, task_name, data.files.labels,
-                              job.extra['problem']), folder)
+                              job.facts['problem']), folder)
   theirs, torch_optimizer = torch_side(folder, task_name, settings)
   rate, f = optimizer_lib.learning_rate(settings, 12), data.train.batches.features
   losses = []

@@ -192,6 +192,14 @@ def test_the_min_expansions_read_queries_up_to_max_len(tmp_path):
     assert late_interaction.LateFiles.make(config, [], []).task.query_length == length
 
 
+def test_queries_of_a_model_without_a_length_stay_whole(tmp_path, capsys):
+  config = config_of(tmp_path)
+  config.data.query_length = 0
+  fields = late_interaction.fields_if_unset(
+      config.data, {}, LateInputs(expansion='none', document_length=300), {}, 8, 24, 'bert')
+  assert fields['data.query_length'] == 24
+
+
 def test_the_masks_of_a_deberta_are_visible(tmp_path):
   config = config_of(tmp_path)
   config.data.query_expansion = 'auto'

@@ -145,6 +145,25 @@ def test_pairs_of_a_query_are_one_group(tmp_path):
       ('a', ['x', 'z'], [0, 1]), ('b', ['y'], [2])]
 
 
+def test_a_repeated_document_of_a_query_counts_once(tmp_path):
+  """`mine` writes the same hard negatives for each positive of a query."""
+  (tmp_path / 'x.jsonl').write_text(
+      '{"query": "a", "positive": "p", "negatives": ["n", "q"]}\n'
+      '{"query": "a", "positive": "q", "negatives": ["n", "m"]}\n')
+  data = config_lib.finetuning('reranking').data
+  (group,) = RerankingFiles.read(str(tmp_path / 'x.jsonl'), data, 'validation', [])
+  assert (group.documents, group.grades) == (['p', 'n', 'q', 'm'], [1, 0, 1, 0])
+  (group,) = RerankingFiles.read(str(tmp_path / 'x.jsonl'), data, 'test', [])
+  assert group.documents == ['p', 'n', 'q', 'q', 'n', 'm']  # predictions answer every line
+
+
+def test_predictions_repeat_query_and_documents(monkeypatch):
+  monkeypatch.setattr(reranking, 'rank', lambda bert, pairs: [{'ranking': [1]} for _ in pairs])
+  groups = [reranking.Group('', 'q', ['a', 'b'], [])]
+  (_, content), = reranking.RerankingKind.write_test(None, None, groups)
+  assert json.loads(content) == {'query': 'q', 'documents': ['a', 'b'], 'ranking': [1]}
+
+
 def test_equal_scores_count_against_the_model():
   groups = [reranking.Group('', 'q', ['a', 'b', 'c', 'd'], [1.0, 0.0, 0.0, 0.0])]
 
@@ -167,10 +186,15 @@ def test_equal_scores_count_against_the_model():
     ('{"query": "a", "document": "b", "label": 0}', {'data.eval': ''},
      'all documents have the grade 0'),
     ('{"query": "a", "document": "b", "label": 0}\n{"query": "c", "document": "b", "label": 1}',
-     {'data.loss': 'listwise'}, 'every query has one document, and data.loss=listwise compares')])
+     {'data.loss': 'listwise', 'data.eval': ''},
+     'each query have the same grade, and data.loss=listwise compares'),
+    ('{"query": "a", "positives": ["b"]}', {'data.eval': 'BAD'}, 'so every ranking is perfect')])
 def test_mistakes(tmp_path, lines, overrides, message):
   (tmp_path / 'bad.jsonl').write_text(lines + '\n')
-  c = make_config(tmp_path, **{'data.train': str(tmp_path / 'bad.jsonl'), **overrides})
+  bad = str(tmp_path / 'bad.jsonl')
+  overrides = ({'data.eval': bad} if overrides.get('data.eval') == 'BAD'
+               else {'data.train': bad, **overrides})
+  c = make_config(tmp_path, **overrides)
   with pytest.raises(UserError, match=message):
     run.run(c, str(tmp_path / 'run'))
 

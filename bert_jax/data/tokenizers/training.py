@@ -5,9 +5,11 @@ library alone does not ensure this: when it cuts an alphabet or numbers pieces, 
 ties in the order of a hash table.
 """
 
+import bisect
 import collections
 from collections.abc import Callable, Iterable, Iterator
 import io
+import itertools
 
 import tokenizers
 from tokenizers import pre_tokenizers, trainers
@@ -58,10 +60,13 @@ def _train_wordpiece(texts: _Texts, vocab_size: int, lowercase: bool) -> Library
   singles = _entries(counted(), lowercase, len(base.SPECIAL_TOKENS))
   alphabet = sorted({single.removeprefix('##') for single in singles},
                     key=lambda character: (-counts[character], character))
-  # The alphabet has at most an eighth as many characters as the vocabulary has entries, but
-  # 100 always fit. A character may have two entries, x and ##x. Rarer characters become
-  # [UNK].
-  alphabet = alphabet[:max(vocab_size // 8, 100)]
+  # The alphabet has an eighth as many characters as the vocabulary has entries, and at
+  # least 100. In Chinese each character is a word, so the alphabet grows up to a third,
+  # until it covers 99.95% of the text, as in SentencePiece. A character may have two
+  # entries, x and ##x. Rarer characters become [UNK].
+  covered = list(itertools.accumulate(counts[x] for x in alphabet))
+  enough = bisect.bisect_left(covered, 0.9995 * covered[-1]) + 1 if covered else 0
+  alphabet = alphabet[:max(min(enough, vocab_size // 3), vocab_size // 8, 100)]
   inside = [x for x in singles if x.startswith('##') and x[2:] in alphabet]
   entries = _entries(texts(), lowercase, vocab_size, inside, alphabet)
   return older.wordpiece([*base.SPECIAL_TOKENS, *entries], lowercase)
