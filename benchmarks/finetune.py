@@ -27,7 +27,6 @@ from scipy import stats
 
 from benchmarks import torch_finetune, turns
 from benchmarks.calls import keep_flags
-from bert_jax import config as config_lib
 from bert_jax import config_fields
 from bert_jax.data.tokenizers import reader as tokenizer_reader
 from bert_jax.data.tokens import Tokens
@@ -35,10 +34,11 @@ from bert_jax.interop import huggingface
 from bert_jax.interop import load as load_lib
 from bert_jax.interop.pretrained import Pretrained
 from bert_jax.labelled import table
+from bert_jax.model import architectures
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.model.encoder import Encoder
 from bert_jax.parallel import mesh as mesh_lib
-from bert_jax.runs import finetune, initial
+from bert_jax.runs import finetune, initial, model_fields
 from bert_jax.tasks import question_answering
 from bert_jax.tasks.finetuning_data import Output, by_example
 from bert_jax.training import optimizer as optimizer_lib
@@ -165,7 +165,7 @@ class JaxRun:
   def __init__(self, config, train_steps: int = 0):
     mesh = mesh_lib.make_mesh(**config.mesh)
     model = load_lib.load(config.init_from)
-    config = config_fields.changed(config, initial.sizes_if_unset(config, vars(model.config)))
+    config = config_fields.changed(config, model_fields.sizes_if_unset(config, vars(model.config)))
     job = finetune.make_job(config, model, mesh, epath.Path(_WORKDIR.value))
     self.config, self.task, self.data = config, job.task, job.data
     self.model, self.train_steps = model, train_steps or job.train_steps
@@ -184,7 +184,7 @@ class JaxRun:
   def save(self, folder: epath.Path):
     """Exports the current model for transformers."""
     huggingface.save(Pretrained(
-        config_lib.bert_config(self.config.model), jax.device_get(self.state.params),
+        architectures.make_config(self.config.model), jax.device_get(self.state.params),
         self.model.tokenizer, self.config.task, self.data.files.labels,
         self.data.files.problem), folder)
 

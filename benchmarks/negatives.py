@@ -25,11 +25,11 @@ from ml_collections import ConfigDict
 
 from benchmarks import pairs as benchmark
 from benchmarks.calls import keep_flags
-from bert_jax import config as config_lib
 from bert_jax.data import dataset, negatives
 from bert_jax.data.pairs import RowLayout
 from bert_jax.data.phases import Phases
 from bert_jax.data.rows import RowSource
+from bert_jax.model import architectures
 from bert_jax.objectives import objectives
 from bert_jax.objectives.masking import MaskingConfig
 from bert_jax.runs import pretrain
@@ -78,7 +78,7 @@ def _nsp_accuracy(workdir: pathlib.Path, corpus: dataset.Corpus, kind: str) -> f
   """Returns the NSP accuracy of a run on held-out rows with one kind of negatives."""
   c = _config(workdir)
   masking_config = MaskingConfig(**c.masking)
-  task = Pretraining(objectives.create('', 'next_sentence', config_lib.bert_config(c.model)),
+  task = Pretraining(objectives.create('', 'next_sentence', architectures.make_config(c.model)),
                      masking_config, pretrain.vocabulary(corpus, masking_config))
   c.data.negatives = kind
   data = PretrainingData.create(task, corpus, Phases.create((), c.train_steps, c.max_len, 64),

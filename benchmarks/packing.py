@@ -27,12 +27,12 @@ from ml_collections import ConfigDict
 import numpy as np
 
 from benchmarks.calls import keep_flags
-from bert_jax import config as config_lib
 from bert_jax.data import dataset, preparation
 from bert_jax.data import pairs as pairs_lib
 from bert_jax.data.pairs import RowLayout
 from bert_jax.data.phases import Phases
 from bert_jax.data.rows import RowSource
+from bert_jax.model import architectures
 from bert_jax.objectives import objectives
 from bert_jax.objectives.masking import MaskingConfig
 from bert_jax.runs import pretrain, run
@@ -72,7 +72,7 @@ def _config(records: str, side: str, seed: int, corpus: dataset.Corpus, start: s
 def _evaluate(workdir: str, config, corpus: dataset.Corpus) -> dict[str, float]:
   """Returns the held-out losses of a finished run on rows of one long pair."""
   c = config
-  model_config = dataclasses.replace(config_lib.bert_config(c.model),
+  model_config = dataclasses.replace(architectures.make_config(c.model),
                                      vocab_size=corpus.tokenizer.vocab_size)
   pairs_lib.SHORT_SHARE = 0.1
   masking_config = MaskingConfig(**c.masking)

@@ -33,6 +33,7 @@ import numpy as np
 
 from benchmarks import limits, train_steps, turns
 from bert_jax import config as config_lib
+from bert_jax.model import architectures
 from bert_jax.parallel import mesh as mesh_lib
 
 _TEXT = flags.DEFINE_string('text', None, 'Glob of text files, or token records.', required=True)
@@ -159,7 +160,7 @@ def _measure(size: str, length: int, workdir: epath.Path) -> list[dict[str, Any]
       side.kill()
     raise
   flops, bandwidth = map(statistics.median, zip(*measured))
-  each = config_lib.bert_config(config_lib.model(size)).flops_per_token(length, 0.15)
+  each = architectures.make_config(config_lib.model(size)).flops_per_token(length, 0.15)
   return [{'size': size, 'length': length, 'batch': _BATCH.value, 'side': name,
            'tokens_per_second': side.tokens_per_second,
            'ratio': sides['bert_jax'].tokens_per_second / side.tokens_per_second,

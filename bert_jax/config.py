@@ -69,9 +69,6 @@ def dtype_on(config: ConfigDict, mesh: Mesh) -> dict[str, Any]:
   return {'model.dtype': platforms.fast_dtype(mesh.devices.flat[0].platform)}
 
 
-bert_config = architectures.make_config  # from the group `model`
-
-
 def special_rows(config: ConfigDict) -> str:
   """Returns a property of a run's rows that few attention kernels support; '' = none."""
   if config.task == 'pretrain':
@@ -226,7 +223,7 @@ def _unused(field: Field, config: ConfigDict, job: Job | None) -> str:
 
 def check_sizes(config: ConfigDict, mesh: Mesh):
   """Raises UserError for fields that do not fit the mesh or the sizes of the model."""
-  bert = bert_config(config.model)
+  bert = architectures.make_config(config.model)
   counts_layers = {'optimizer.layer_decay': config.optimizer.layer_decay != 1,
                    'optimizer.frozen_layers': config.optimizer.frozen_layers > 0,
                    'reinit_layers': config.get('reinit_layers', 0) > 0}

@@ -16,8 +16,6 @@ QUERY, DOCUMENT = 'query', 'document'  # the roles of a text
 # The ways to expand a query by [MASK]. fixed: to exactly `expanded` tokens; min: to
 # `expanded` tokens or more. Without _visible, no other token sees the added [MASK].
 HIDING = ('fixed', 'min')
-# transformers' DeBERTa sets hidden tokens to zero and hides all others from them.
-CANNOT_HIDE = ('deberta-v2',)
 EXPANSIONS = ('none', *HIDING, *(f'{name}_visible' for name in HIDING))
 PUNCTUATION = tuple(string.punctuation)
 

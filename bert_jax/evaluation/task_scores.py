@@ -17,7 +17,7 @@ from bert_jax.inference.bert import Bert
 from bert_jax.interop import native
 from bert_jax.interop.pretrained import Pretrained
 from bert_jax.labelled.packed_examples import Batches
-from bert_jax.runs import initial
+from bert_jax.runs import model_fields
 from bert_jax.runtime import console, sealed
 from bert_jax.tasks import (
   finetuning_data,
@@ -63,13 +63,13 @@ def _config(name: str, model: Pretrained, kind: type[task_kind.TaskKind],
   config = changed(config, {
       'init_from': name,
       'max_len': min(longest, model.config.max_positions),
-      **initial.sizes_if_unset(config, vars(model.config)),
+      **model_fields.sizes_if_unset(config, vars(model.config)),
       **{f'data.{field}': x for field, x in fields.items() if field in config.data}})
   # --fields take precedence over both.
   data = finetuning_data.replaced(config.data, replaced, '--fields',
                                   finetuning_data.string_fields(config.data))
   config = changed(config, {f'data.{field}': value for field, value in data.items()})
-  config = changed(config, initial.layout_if_unset(config, {}, model))
+  config = changed(config, model_fields.layout_if_unset(config, {}, model))
   config_lib.check_values(config)
   kind.files.check(config)
   return config

@@ -163,7 +163,7 @@ def load_workdir(directory: epath.Path, step: int | None = None,
   factors = lora.LoraConfig(**fields.get('lora', {}))
   if factors.rank:
     abstract = jax.eval_shape(
-        lambda x: lora.trained(x, factors, jax.random.key(0)), abstract)
+        lambda x: lora.init_trained(x, factors, jax.random.key(0)), abstract)
   params, step = checkpoint.restore_params(directory, nn.unbox(abstract), step,
                                            allow_older)
   if factors.rank:

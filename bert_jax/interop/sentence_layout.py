@@ -274,8 +274,7 @@ def read(directory: epath.Path, config: BertConfig,
                               modules[0].kind == _MLM, texts)
   if settings.get('model_type') in late_layout.KINDS:
     layout = late_layout.read(directory, modules, config.hidden_size, settings, texts)
-    require(config.architecture not in late_inputs.CANNOT_HIDE
-            or layout.texts.expansion not in late_inputs.HIDING,
+    require(config.can_hide or layout.texts.expansion not in late_inputs.HIDING,
             f'{directory} hides the added [MASK] of queries (attend=false), which is not '
             f'supported for {config.architecture}')
     return layout

@@ -14,6 +14,7 @@ from bert_jax.model.electra import ElectraConfig
 from bert_jax.model.encoder import Encoder
 from bert_jax.model.modern import Modern, ModernConfig
 from bert_jax.model.mpnet import MPNet, MPNetConfig
+from bert_jax.model.roberta import RobertaConfig
 
 
 class Architecture(NamedTuple):
@@ -24,9 +25,9 @@ class Architecture(NamedTuple):
 
 
 ALL = {'bert': Architecture(BertConfig),
-       'roberta': Architecture(BertConfig),
-       'xlm-roberta': Architecture(BertConfig),
-       'camembert': Architecture(BertConfig),
+       'roberta': Architecture(RobertaConfig),
+       'xlm-roberta': Architecture(RobertaConfig),
+       'camembert': Architecture(RobertaConfig),
        'mpnet': Architecture(MPNetConfig, MPNet),
        'distilbert': Architecture(DistilBertConfig),
        'albert': Architecture(AlbertConfig, Albert),

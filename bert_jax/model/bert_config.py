@@ -72,6 +72,8 @@ class BertConfig:
   has_biases: ClassVar[bool] = True  # in the norms and in attention's projections
   has_windows: ClassVar[bool] = False  # some layers attend locally
   kernel_obstacle: ClassVar[str] = ''  # why no kernel can compute its attention
+  can_hide: ClassVar[bool] = True  # computes hidden tokens as transformers does
+  mlm_activation: ClassVar[str] = ''  # of the MLM head; '' = `activation`
   pooler_activation: ClassVar[str] = 'tanh'
   pooler_is_shared: ClassVar[bool] = False  # token heads and the decoder use the pooler
 

@@ -49,6 +49,7 @@ class DebertaConfig(BertConfig):
 
   has_positions: ClassVar[bool] = False
   has_segments: ClassVar[bool] = False
+  can_hide: ClassVar[bool] = False
   kernel_obstacle: ClassVar[str] = 'deberta-v2 adds scores of relative positions'
   pooler_activation: ClassVar[str] = 'gelu'
 

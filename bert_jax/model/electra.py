@@ -16,6 +16,7 @@ class ElectraConfig(BertConfig):
   # D, H and F of the generator, as a share of the discriminator's.
   generator_size: float = 1 / 3
 
+  mlm_activation: ClassVar[str] = 'gelu'
   pooler_activation: ClassVar[str] = 'gelu'
 
   def __post_init__(self):

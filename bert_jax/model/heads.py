@@ -25,10 +25,6 @@ class ReplacedTokenHead(nn.Module):
     return dense(c, 1, ('embed', 'labels'), name='out', dtype=jnp.float32)(x)[..., 0]
 
 
-# As in transformers, these heads have gelu, whatever the activation of the layers is.
-_GELU_HEADS = ('roberta', 'xlm-roberta', 'camembert', 'mpnet', 'electra')
-
-
 class BertForPreTraining(nn.Module):
   """An encoder with pretraining heads; only heads that `init` calls have parameters."""
 
@@ -47,7 +43,7 @@ class BertForPreTraining(nn.Module):
     # A shared pooler already is the layer between the encoder and the decoder.
     if self.config.pooler_is_shared:
       return self.bert.features(x)
-    name = 'gelu' if self.config.architecture in _GELU_HEADS else self.config.activation
+    name = self.config.mlm_activation or self.config.activation
     return self.mlm_norm(activation(name)(self.mlm_dense(x)))
 
   @nn.compact  # the bias exists only if `init` calls this, as for modules in `setup`

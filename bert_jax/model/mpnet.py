@@ -30,6 +30,7 @@ class MPNetConfig(BertConfig):
   layer_norm_eps: float = 1e-5
 
   has_segments: ClassVar[bool] = False
+  mlm_activation: ClassVar[str] = 'gelu'
   kernel_obstacle: ClassVar[str] = 'no kernel adds the biases of mpnet'
 
 

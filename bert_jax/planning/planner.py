@@ -15,7 +15,7 @@ from bert_jax import config as config_lib
 from bert_jax.config_fields import changed
 from bert_jax.errors import require
 from bert_jax.interop.pretrained import Pretrained
-from bert_jax.model import attention_kernels
+from bert_jax.model import architectures, attention_kernels
 from bert_jax.parallel import chip_figures, sharding, topology
 from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.planning import children, programs, tables
@@ -53,8 +53,8 @@ def _works(config: ConfigDict, mesh: Mesh
   fields = unrolling.fields(config, mesh, duration)
   if fields:
     config = changed(config, fields)
-    size = config_lib.bert_config(config.model)
-    works = [work._replace(task=work.task.with_config(size)) for work in works]
+    model_config = architectures.make_config(config.model)
+    works = [work._replace(task=work.task.with_config(model_config)) for work in works]
   return config, works
 
 

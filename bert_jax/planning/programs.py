@@ -12,12 +12,12 @@ from ml_collections import ConfigDict
 import numpy as np
 import optax
 
-from bert_jax import config as config_lib
 from bert_jax import config_fields
 from bert_jax.data.pairs import RowLayout
 from bert_jax.data.phases import Phase
 from bert_jax.data.rows import Rows
 from bert_jax.data.tokens import Tokens
+from bert_jax.model import architectures
 from bert_jax.objectives import masking, objectives
 from bert_jax.parallel import chip_figures
 from bert_jax.parallel import mesh as mesh_lib
@@ -60,7 +60,7 @@ def pretraining(config: ConfigDict, phase: Phase) -> Work:
                          else None))
   teacher = initial.load_teacher(config)
   objective = objectives.create(
-      config.objective, config.data.sequences, config_lib.bert_config(config.model),
+      config.objective, config.data.sequences, architectures.make_config(config.model),
       teacher and teacher.config)
   # Only the size of the vocabulary changes the cost; its content is arbitrary.
   size = config.model.vocab_size
@@ -167,7 +167,7 @@ def compile_program(config: ConfigDict, work: Work, mesh: Mesh,
     config = config_fields.changed(config, {
         'model.num_layers': program.layers, 'model.scan_unroll': program.layers,
         'optimizer.accumulation': 1})
-    work = work._replace(task=work.task.with_config(config_lib.bert_config(config.model)))
+    work = work._replace(task=work.task.with_config(architectures.make_config(config.model)))
   figures = train_step(work, config, mesh)
   if figures.program and not program.layers:
     text = figures.program.as_text()

@@ -13,7 +13,7 @@ from bert_jax.inference import bert as bert_lib
 from bert_jax.interop import layout
 from bert_jax.interop.pretrained import Pretrained, head_groups
 from bert_jax.model.parameters import count_parameters
-from bert_jax.runs import initial
+from bert_jax.runs import initial, model_fields
 from bert_jax.runtime.console import print_summary
 from bert_jax.tasks import finetuning_data, task_list
 from bert_jax.tasks.finetuning_data import FineTuningData
@@ -39,7 +39,7 @@ def make_job(config: FrozenConfigDict, model: Pretrained | None, mesh: Mesh,
   or the data.
   """
   if model:
-    initial.check_same_sizes(config, model)
+    model_fields.check_same_sizes(config, model)
   tokenizer = model.tokenizer if model else tokenizer_reader.load(workdir / 'tokenizer')
   kind = task_list.ALL[config.task]
   for head in kind.starts_from if model else ():

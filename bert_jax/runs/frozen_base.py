@@ -39,9 +39,9 @@ def adapt(job: Job, config: ConfigDict, workdir: epath.Path) -> Job:
           f'{config.lora.rank}): that is another run, use another --workdir')
   # The heads are trained whole, so they are part of the start, not of the base.
   if start:
-    base = dataclasses.replace(start, params=lora.base(start.params), task='', labels=(),
+    base = dataclasses.replace(start, params=lora.base_of(start.params), task='', labels=(),
                                problem='')
-    start = dataclasses.replace(start, params=lora.heads(start.params))
+    start = dataclasses.replace(start, params=lora.heads_of(start.params))
   else:
     base = initial.load_on_host(str(folder))
   task = lora.adapt(job.task, config.lora, initial.boxed(base))

@@ -15,10 +15,11 @@ from bert_jax.data.rows import RowSource
 from bert_jax.data.tokenizers import base as tokenizer_base
 from bert_jax.errors import UserError, require
 from bert_jax.interop.pretrained import Pretrained
+from bert_jax.model import architectures
 from bert_jax.objectives import masking, objectives
 from bert_jax.objectives.masking import MaskingConfig
 from bert_jax.parallel import mesh as mesh_lib
-from bert_jax.runs import initial
+from bert_jax.runs import initial, model_fields
 from bert_jax.tasks.pretraining import Pretraining
 from bert_jax.tasks.pretraining_data import PretrainingData
 from bert_jax.training.job import Job
@@ -59,7 +60,7 @@ def make_job(config: FrozenConfigDict, model: Pretrained | None, mesh: Mesh,
   teacher = initial.load_teacher(config)
   fields = {}
   if config.init_from or teacher:
-    fields = initial.vocabulary_if_unset(config, model or teacher, workdir)
+    fields = model_fields.vocabulary_if_unset(config, model or teacher, workdir)
   asked, config = config.model.vocab_size, config_fields.changed(config, fields)
   corpus = dataset.open_corpus(config.data, asked, workdir, jax.process_count())
   # A given vocabulary has its own size, and a small corpus yields fewer entries.
@@ -75,13 +76,13 @@ def make_job(config: FrozenConfigDict, model: Pretrained | None, mesh: Mesh,
   for field, name, other in (('init_from', config.init_from, model),
                              ('teacher', config.teacher, teacher)):
     if other:
-      initial.check_vocabulary(field, name, other, corpus.tokenizer,
+      model_fields.check_vocabulary(field, name, other, corpus.tokenizer,
                                workdir / 'vocabulary', of_the_run)
   if model:
-    initial.check_same_sizes(config, model)
+    model_fields.check_same_sizes(config, model)
 
-  bert_config = config_lib.bert_config(config.model)
-  objective = objectives.create(config.objective, config.data.sequences, bert_config,
+  model_config = architectures.make_config(config.model)
+  objective = objectives.create(config.objective, config.data.sequences, model_config,
                                teacher and teacher.config)
   task = Pretraining(objective, masking_config, vocabulary(corpus, masking_config),
                      initial.frozen(teacher))
@@ -102,7 +103,7 @@ def make_job(config: FrozenConfigDict, model: Pretrained | None, mesh: Mesh,
       f'{p.steps:,} of {p.batch_size} rows of {p.max_len}' for p in phases)
   return Job(
       task=task, data=data, train_steps=train_steps, tokenizer=corpus.tokenizer,
-      start=model or (teacher and initial.student(teacher, bert_config)),
+      start=model or (teacher and initial.student(teacher, model_config)),
       data_digest=corpus.train.digest,
       num_parameters=objective.num_parameters(), steps_line=f'{steps}; {epochs:.3g} epochs',
       lengths=[phase.max_len for phase in phases], fields=fields, notes=notes)

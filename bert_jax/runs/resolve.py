@@ -22,6 +22,7 @@ from bert_jax.runs import (
   frozen_base,
   initial,
   length,
+  model_fields,
   pretrain,
   time_budget,
   unrolling,
@@ -106,12 +107,12 @@ def with_model(config: ConfigDict, mesh: Mesh, earlier: Mapping[str, Any] = {},
   # Without a checkpoint the run starts over, perhaps from another model.
   earlier = earlier if has_started else {}
   config = changed(config, config_lib.dtype_on(config, mesh))
-  config = changed(config, initial.sizes_if_unset(config, earlier.get('model', {})))
+  config = changed(config, model_fields.sizes_if_unset(config, earlier.get('model', {})))
   model = initial.load(config) if config.init_from and not has_started else None
   config = changed(
-      config, initial.sizes_if_unset(config, vars(model.config) if model else {}))
-  config = changed(config, initial.layout_if_unset(config, earlier, model))
-  initial.check_named(config, has_started)
+      config, model_fields.sizes_if_unset(config, vars(model.config) if model else {}))
+  config = changed(config, model_fields.layout_if_unset(config, earlier, model))
+  model_fields.check_named(config, has_started)
   config_lib.check_sizes(config, mesh)
   return config, model
 

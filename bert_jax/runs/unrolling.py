@@ -15,6 +15,7 @@ from ml_collections import FrozenConfigDict
 from bert_jax import config as config_lib
 from bert_jax.config_fields import changed
 from bert_jax.data.phases import Phase
+from bert_jax.model import architectures
 from bert_jax.parallel import chip_figures
 from bert_jax.runtime import platforms
 from bert_jax.tasks.task import Task
@@ -56,5 +57,5 @@ def of_job(config: FrozenConfigDict, job: Job, mesh: Mesh) -> tuple[dict[str, An
   changes = fields(config, mesh, seconds(job.task, phases, mesh))
   if not changes:
     return changes, job
-  model = config_lib.bert_config(changed(config, changes).model)
+  model = architectures.make_config(changed(config, changes).model)
   return changes, dataclasses.replace(job, task=job.task.with_config(model))

@@ -19,7 +19,6 @@ import numpy as np
 
 from bert_jax.config_fields import Field, at_least, one_of
 from bert_jax.data.late_inputs import (
-  CANNOT_HIDE,
   DOCUMENT,
   EXPANSIONS,
   HIDING,
@@ -143,7 +142,7 @@ def inputs_of(data: Mapping[str, Any]) -> LateInputs:
 
 def fields_if_unset(data: ConfigDict, earlier: Mapping[str, Any], texts: LateInputs | None,
                     prompts: Mapping[str, str], width: int, max_len: int,
-                    architecture: str) -> dict[str, Any]:
+                    can_hide: bool) -> dict[str, Any]:
   """Returns the fields of `data` that the user left to the model `init_from`.
 
   Args:
@@ -153,9 +152,9 @@ def fields_if_unset(data: ConfigDict, earlier: Mapping[str, Any], texts: LateInp
     prompts: its prompts by role.
     width: the width of its vectors; 0 = it has none.
     max_len: the most tokens of an input.
-    architecture: of the model.
+    can_hide: of the config of the model.
   """
-  expansion = 'fixed_visible' if architecture in CANNOT_HIDE else 'fixed'
+  expansion = 'fixed' if can_hide else 'fixed_visible'
   texts = texts or LateInputs(expansion=expansion, expanded=min(32, max_len),
                               skipped=PUNCTUATION)
   values = {'width': width or 128,
@@ -219,12 +218,12 @@ class LateFiles(sentence_embedding.EmbeddingFiles):
     data = config.data
     require(data.query_length <= config.max_len,
             f'data.query_length={data.query_length} is above max_len={config.max_len}')
-    require(config.model.architecture not in CANNOT_HIDE
-            or data.query_expansion not in HIDING,
+    model = architectures.make_config(config.model)
+    require(model.can_hide or data.query_expansion not in HIDING,
             f'data.query_expansion={data.query_expansion} hides the added [MASK] from other '
             'tokens, and the DeBERTa of transformers computes other vectors for hidden tokens: '
             f'give {data.query_expansion}_visible or none')
-    head = BertForLateInteraction(architectures.make_config(config.model), data.width)
+    head = BertForLateInteraction(model, data.width)
     # With the expansion min, data.query_length does not limit a query.
     is_bounded = not data.query_expansion.startswith('min')
     task = LateInteraction(head, temperature=data.temperature,

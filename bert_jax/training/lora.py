@@ -64,12 +64,12 @@ def starts_whole(task: Task, params: Any) -> bool:
   return all(path.endswith(('bias', 'scale')) or is_factor(path) for path in fresh)
 
 
-def base(params: Any) -> Any:
+def base_of(params: Any) -> Any:
   """The frozen part of a model's parameters."""
   return _nested({path: x for path, x in _flat(params).items() if _is_base(path)})
 
 
-def heads(params: Any) -> Any:
+def heads_of(params: Any) -> Any:
   """The pooler and heads in a model's parameters, trained without factors; {} = none."""
   return _nested({path: x for path, x in _flat(params).items() if not _is_base(path)})
 
@@ -87,7 +87,7 @@ def _targets(kinds: Mapping[str, parameters.Kind], names: tuple[str, ...]) -> li
   return [path for path, kernel_parts in parts.items() if set(names) & set(kernel_parts)]
 
 
-def trained(params: Any, config: LoraConfig, key: jax.Array) -> Any:
+def init_trained(params: Any, config: LoraConfig, key: jax.Array) -> Any:
   """Initial heads and factors: A is normal with a deviation of in^-1/2, B is zero.
 
   `params` are the boxed parameters of the whole model.
@@ -96,7 +96,7 @@ def trained(params: Any, config: LoraConfig, key: jax.Array) -> Any:
     UserError: a target matches no kernel.
   """
   flat = _flat(params)
-  tree = _flat(heads(params))
+  tree = _flat(heads_of(params))
   for i, path in enumerate(_targets(_flat(parameters.kinds(params)), config.targets)):
     box = flat[path]
     *layers, size, features = box.value.shape
@@ -137,7 +137,7 @@ class Lora:
     # A broadcast zero takes no memory, however large the model of a plan is.
     whole = self.base or jax.tree.map(
         lambda x: np.broadcast_to(np.zeros((), x.dtype), x.shape),
-        base(jax.eval_shape(self.task.init, jax.random.key(0))))
+        base_of(jax.eval_shape(self.task.init, jax.random.key(0))))
     return {'base': whole, 'task': self.task.frozen}
 
   def with_config(self, config: BertConfig) -> 'Lora':
@@ -147,7 +147,7 @@ class Lora:
                                base=self.base if is_same_size else None)
 
   def init(self, key: jax.Array) -> Any:
-    return trained(self.task.init(key), self.config, jax.random.fold_in(key, 0))
+    return init_trained(self.task.init(key), self.config, jax.random.fold_in(key, 0))
 
   def loss(self, params: Any, frozen: Any, batch: Any, key: jax.Array | None) -> Metrics:
     return self.task.loss(

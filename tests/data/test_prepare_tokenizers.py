@@ -7,6 +7,7 @@ import pytest
 import sentencepiece
 
 from bert_jax.data import encode, preparation
+from bert_jax.data.tokenizers import training
 from tests import conftest
 from tests.data.corpora import open_corpus, sentences
 
@@ -84,3 +85,12 @@ def test_sentencepiece_and_bpe_mark_chinese_words(tmp_path, kind, size):
   starts = [offsets[i][0] for i in np.flatnonzero(encoded.words)]
   assert starts == sorted(set(starts)) and starts[0] == 0 and len(starts) > 1
   assert set(starts) <= {0, 4, 5, 6}  # 今天天气, 很, 好, 。
+
+
+def test_a_chinese_alphabet_has_up_to_a_third_of_the_entries():
+  han = [chr(0x4e00 + i) for i in range(400)]
+  texts = [' '.join(han)] * 3
+  kept = {x for x in training.train('wordpiece', lambda: texts, 900, False).vocab if x in han}
+  assert kept == set(han[:300])
+  kept = {x for x in training.train('wordpiece', lambda: texts, 1500, False).vocab if x in han}
+  assert kept == set(han)

@@ -18,7 +18,7 @@ from bert_jax import config as config_lib
 from bert_jax.errors import UserError
 from bert_jax.interop import conversion, sentence_layout
 from bert_jax.interop import load as load_lib
-from bert_jax.runs import initial, resolve, run
+from bert_jax.runs import model_fields, resolve, run
 from tests import conftest, made_tasks
 from tests.interop import torch_bert
 
@@ -355,14 +355,14 @@ def test_a_run_keeps_the_pooling_of_its_start_and_exports_it(tmp_path):
 def test_a_start_that_pools_twice_is_refused_and_a_dense_layer_left_out(tmp_path, encoder, capsys):
   c = config(tmp_path, make(tmp_path / 'two', encoder, pooling=('cls', 'mean')))
   with pytest.raises(UserError, match='concatenates cls and mean'):
-    initial.layout_if_unset(c, {}, load_lib.load(c.init_from))
+    model_fields.layout_if_unset(c, {}, load_lib.load(c.init_from))
   c.init_from = make(tmp_path / 'dense', encoder, dense(torch.nn.Tanh()))
-  fields = initial.layout_if_unset(c, {}, load_lib.load(c.init_from))
+  fields = model_fields.layout_if_unset(c, {}, load_lib.load(c.init_from))
   assert fields == {'data.pooling': 'mean'} and 'Dense of' in capsys.readouterr().out
   # Also if the config names a pooling.
   c.init_from, c.data.pooling = make(tmp_path / 'prompts', encoder, prompts={'query': 'w1 '},
                                      truncate_dim=8), 'cls'
-  assert initial.layout_if_unset(c, {}, load_lib.load(c.init_from)) == {}
+  assert model_fields.layout_if_unset(c, {}, load_lib.load(c.init_from)) == {}
   assert 'prompts, truncate_dim of' in capsys.readouterr().out
 
 

@@ -25,7 +25,7 @@ from bert_jax.errors import UserError
 from bert_jax.inference import predictions
 from bert_jax.interop import conversion
 from bert_jax.interop import load as load_lib
-from bert_jax.runs import initial
+from bert_jax.runs import model_fields
 from bert_jax.tasks import sparse_embedding
 from tests.interop import test_family, torch_bert
 
@@ -122,10 +122,10 @@ def test_a_run_refuses_a_start_with_another_pooling(tmp_path, encoder):
   config = config_lib.finetuning('sparse_embedding')
   config.init_from = make(tmp_path / 'sum', encoder, pooling='sum')
   with pytest.raises(UserError, match='pools the sum of relu.*convert --to=huggingface'):
-    initial.layout_if_unset(config, {}, load_lib.load(config.init_from))
+    model_fields.layout_if_unset(config, {}, load_lib.load(config.init_from))
   conversion.convert(config.init_from, str(tmp_path / 'mlm'), 'huggingface')
   config.init_from = str(tmp_path / 'mlm')
-  assert initial.layout_if_unset(config, {}, load_lib.load(config.init_from)) == {}
+  assert model_fields.layout_if_unset(config, {}, load_lib.load(config.init_from)) == {}
 
 
 def test_an_older_folder_with_more_heads_survives_a_conversion(tmp_path):

@@ -48,7 +48,7 @@ def test_old_gpus_do_not_multiply_bfloat16(monkeypatch, capability, dtype):
 
 @pytest.mark.parametrize('size', config_lib.SIZES)
 def test_parameters_are_counted_without_the_padding(size):
-  config = config_lib.bert_config(config_lib.model(size))
+  config = architectures.make_config(config_lib.model(size))
   tokens = jnp.zeros((1, 8), jnp.int32)
   boxed = jax.eval_shape(heads.BertForPreTraining(config).init, jax.random.key(0),
                          Tokens(*[tokens] * 4), tokens, tokens)

@@ -48,7 +48,7 @@ def trees(config: BertConfig) -> Iterator[Any]:
   for task in task_list.WITH_HEAD.values():
     yield task.abstract_params(config, 3)
   whole = abstract_variables(objectives.create('', 'full_sentences', config))
-  yield jax.eval_shape(lambda: lora.trained(
+  yield jax.eval_shape(lambda: lora.init_trained(
       jax.tree.map(lambda x: jax.numpy.zeros(x.shape), whole), lora.LoraConfig(rank=2),
       jax.random.key(0)))
 

@@ -14,6 +14,7 @@ import pytest
 from bert_jax import config as config_lib
 from bert_jax.data.phases import Phase
 from bert_jax.errors import UserError
+from bert_jax.model import architectures
 from bert_jax.objectives import objectives
 from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.parallel import topology
@@ -37,7 +38,7 @@ def test_a_plan_for_local_devices(tmp_path, capsys):
   table = shown.partition('| traffic | share | part')[2].splitlines()[2:12]
   assert len(table) == 10 and any('optimizer' in row for row in table)
   # Parameters and two moments, float32, whole on every device; the batch is small.
-  model = dataclasses.replace(config_lib.bert_config(c.model), dtype='float32')
+  model = dataclasses.replace(architectures.make_config(c.model), dtype='float32')
   objective = objectives.create('', c.data.sequences, model)
   parameters = objective.num_parameters() + 24 * (64 + 1)
   batch = 4 * (4 * 64 + 3 * 8 + 1)  # a row: int32 and float32

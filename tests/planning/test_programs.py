@@ -11,6 +11,7 @@ from bert_jax import config as config_lib
 from bert_jax.data import dataset
 from bert_jax.data.phases import Phase
 from bert_jax.labelled import packed_examples
+from bert_jax.model import architectures
 from bert_jax.objectives import objectives
 from bert_jax.objectives.masking import MaskingConfig
 from bert_jax.parallel import mesh as mesh_lib
@@ -38,7 +39,7 @@ def test_planned_batches_have_the_shapes_of_a_run(corpus_file, tmp_path, overrid
   c = conftest.tiny_config(corpus_file, **overrides)
   corpus = dataset.open_corpus(c.data, c.model.vocab_size, tmp_path, 1)
   phases = config_lib.phases_of(c)
-  objective = objectives.create('', c.data.sequences, config_lib.bert_config(c.model))
+  objective = objectives.create('', c.data.sequences, architectures.make_config(c.model))
   masking = MaskingConfig(**c.masking)
   data = PretrainingData.create(
       Pretraining(objective, masking, pretrain.vocabulary(corpus, masking)), corpus, phases, c.data,
@@ -77,7 +78,7 @@ def test_costs_of_all_layers_follow_from_one_and_two():
   # Every gradient, 2 (n - 1) / n times in float32. The gradient of the token table has two parts.
   np.testing.assert_allclose(sent, 4 * (parameters + 1024 * 64), rtol=0.001)
   # Forward and backward passes of the products; norms, softmax and dropout come on top.
-  model_flops = config_lib.bert_config(c.model).flops_per_token(64, 0.15) * 8 * 64
+  model_flops = architectures.make_config(c.model).flops_per_token(64, 0.15) * 8 * 64
   assert 1.0 < 2 * result.flops / model_flops < 1.5
 
 

@@ -19,7 +19,7 @@ from bert_jax.errors import UserError
 from bert_jax.interop import conversion, huggingface, verify
 from bert_jax.model import architectures
 from bert_jax.model.distilbert import DistilBertConfig
-from bert_jax.runs import drift, initial, run
+from bert_jax.runs import drift, initial, model_fields, run
 from bert_jax.training import loop
 from tests import conftest, made_tasks
 from tests.interop import torch_bert
@@ -293,7 +293,7 @@ def test_tables_of_different_lengths_are_refused(tmp_path):
   def check(what, rows):
     model = types.SimpleNamespace(tokenizer=tokenizer.padded(rows),
                                   config=types.SimpleNamespace(vocab_size=rows))
-    initial.check_vocabulary(what, 'm', model, tokenizer, epath.Path(tmp_path / 'v'), False)
+    model_fields.check_vocabulary(what, 'm', model, tokenizer, epath.Path(tmp_path / 'v'), False)
 
   check('init_from', size + 2)  # a run drops the unused rows
   check('teacher', size)

@@ -10,6 +10,7 @@ import transformers
 from bert_jax import config as config_lib
 from bert_jax.interop import families, huggingface, layout
 from bert_jax.interop.pretrained import Pretrained
+from bert_jax.model import architectures
 from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.runs import finetune, initial, resolve
 from bert_jax.tasks.finetuning_data import Output, by_example, by_input
@@ -119,7 +120,7 @@ def test_twelve_steps_and_their_predictions_equal_transformers(tmp_path, case):
   step = state_lib.make_train_step(task, optimizer, mesh, 'dp', abstract, seed=0, accumulation=1)
 
   folder = epath.Path(tmp_path) / 'with_head'
-  huggingface.save(Pretrained(config_lib.bert_config(c.model), jax.device_get(state.params),
+  huggingface.save(Pretrained(architectures.make_config(c.model), jax.device_get(state.params),
                               model.tokenizer, task_name, data.files.labels,
                               job.facts['problem']), folder)
   theirs, torch_optimizer = torch_side(folder, task_name, settings)
@@ -140,7 +141,7 @@ def test_twelve_steps_and_their_predictions_equal_transformers(tmp_path, case):
   assert abs(losses[-1][0] - losses[0][0]) > 1e-3  # training changed the loss
 
   # After the steps, the parameters and the outputs of an evaluation are the same.
-  ours = layout.to_tensors(jax.device_get(state.params), config_lib.bert_config(c.model))
+  ours = layout.to_tensors(jax.device_get(state.params), architectures.make_config(c.model))
   for name, x in theirs.named_parameters():
     if not name.endswith(_NOISE[task_name]):
       name = families.BERT.canonical(name)

@@ -196,15 +196,15 @@ def test_queries_of_a_model_without_a_length_stay_whole(tmp_path, capsys):
   config = config_of(tmp_path)
   config.data.query_length = 0
   fields = late_interaction.fields_if_unset(
-      config.data, {}, LateInputs(expansion='none', document_length=300), {}, 8, 24, 'bert')
+      config.data, {}, LateInputs(expansion='none', document_length=300), {}, 8, 24, True)
   assert fields['data.query_length'] == 24
 
 
 def test_the_masks_of_a_deberta_are_visible(tmp_path):
   config = config_of(tmp_path)
   config.data.query_expansion = 'auto'
-  for architecture, expansion in (('bert', 'fixed'), ('deberta-v2', 'fixed_visible')):
-    fields = late_interaction.fields_if_unset(config.data, {}, None, {}, 0, 24, architecture)
+  for can_hide, expansion in ((True, 'fixed'), (False, 'fixed_visible')):
+    fields = late_interaction.fields_if_unset(config.data, {}, None, {}, 0, 24, can_hide)
     assert fields['data.query_expansion'] == expansion
   config.data.query_expansion = 'min'
   config.model.update(vars(BertConfig()) | {'architecture': 'deberta-v2'})

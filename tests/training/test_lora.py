@@ -45,7 +45,7 @@ def small():
   task = test_state.make_task()
   key = state_lib.root_key(0)
   params = jax.jit(task.init)(key)
-  task_with = lora.Lora(task, CONFIG, lora.base(params))
+  task_with = lora.Lora(task, CONFIG, lora.base_of(params))
   trained = nn.unbox(jax.jit(task_with.init)(key))
   return task, nn.unbox(params), task_with, noisy(trained, key), test_state.make_batch(4)
 
