@@ -91,6 +91,14 @@ def _run(path: epath.Path, texts: Texts, output: str,
       time.monotonic() - began)
 
 
+def _cosines(whole: np.ndarray, short: np.ndarray) -> np.ndarray:
+  """The cosines of the rows of two arrays [n, D]: [n], or [1] if D is 1."""
+  if whole.shape[1] == 1:  # the cosine of two numbers is only their sign: compare all at once
+    whole, short = whole.T, short.T
+  lengths = np.linalg.norm(whole, axis=1) * np.linalg.norm(short, axis=1)
+  return np.sum(whole * short, axis=1) / np.maximum(lengths, 1e-12)
+
+
 def quantize(model: Pretrained, texts: Texts, directory: epath.Path,
              most_lost: float | None = None):
   """Writes the int8 file beside the float32 one, and prints the table of both.
@@ -99,8 +107,8 @@ def quantize(model: Pretrained, texts: Texts, directory: epath.Path,
     model: the source of the folder, from `folder.exported`.
     texts: of this model.
     directory: a folder of `folder.save`.
-    most_lost: the largest allowed loss of accuracy, or of the mean cosine of the outputs;
-      None = MOST_LOST.
+    most_lost: the largest allowed loss of accuracy, or of the mean cosine of the output
+      that loses most; None = MOST_LOST.
 
   Raises:
     UserError: the int8 file loses more; it is deleted.
@@ -113,14 +121,16 @@ def quantize(model: Pretrained, texts: Texts, directory: epath.Path,
   logging.getLogger().setLevel(logging.ERROR)
   quantization.quantize_dynamic(str(source), str(target), per_channel=True,
                                 weight_type=quantization.QuantType.QInt8)
-  output = functions.function(model).outputs[-1]
-  has_tokens = functions.has_tokens(model, output)
-  (whole, slow), (short, fast) = (_run(path, texts, output, has_tokens)
-                                  for path in (source, target))
-  if whole.shape[1] == 1:  # the cosine of two numbers is only their sign: compare all at once
-    whole, short = whole.T, short.T
-  lengths = np.linalg.norm(whole, axis=1) * np.linalg.norm(short, axis=1)
-  cosines = np.sum(whole * short, axis=1) / np.maximum(lengths, 1e-12)
+  names = functions.function(model).outputs
+  # The vector of a text is the answer of its model. In other models each output counts.
+  if 'sentence_embedding' in names:
+    names = ('sentence_embedding',)
+  runs = {name: [_run(path, texts, name, functions.has_tokens(model, name))
+                 for path in (source, target)] for name in names}
+  of_outputs = {name: _cosines(whole, short) for name, ((whole, _), (short, _)) in runs.items()}
+  worst = min(names, key=lambda name: of_outputs[name].mean())
+  (whole, slow), (short, fast) = runs[worst]
+  cosines = of_outputs[worst]
   lost, what = 1 - float(cosines.mean()), 'cosine'
   rows = [('size', [f'{path.stat().length / 1e6:.1f} MB' for path in (source, target)]),
           ('seconds', [f'{slow:.2f}', f'{fast:.2f}']),

@@ -53,7 +53,9 @@ _FIELDS = with_values(run_fields.FIELDS, {
     'optimizer.learning_rate': 3e-5,
     'optimizer.warmup_steps': 0,
     'optimizer.warmup_ratio': 0.1,
-    'data.train': Field('', on_resume=HARMLESS),  # a file, or tfds:NAME[@SPLIT]
+    # A file; for tasks that read tables (classification, embeddings, reranking) also
+    # tfds:NAME[@SPLIT].
+    'data.train': Field('', on_resume=HARMLESS),
     # Files, comma-separated. The score names of all files but the first end in _ and the
     # file name.
     'data.eval': Field('', on_resume=HARMLESS),

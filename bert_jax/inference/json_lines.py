@@ -1,7 +1,7 @@
 """Reads and writes JSON lines: a bad line does not stop a job, a killed job resumes."""
 
 import codecs
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
 import hashlib
@@ -32,8 +32,8 @@ class Line(NamedTuple):
   error: str  # '' = the line is valid
 
 
-def _parse(line: bytes, where: str, fields: Sequence[str],
-           optional: Sequence[str]) -> Line:
+def _parse(line: bytes, where: str, fields: Sequence[str], optional: Sequence[str],
+           aliases: Mapping[str, str]) -> Line:
   example, rest, error = {}, {}, ''
   try:
     example = storage.parse_json(line.decode())
@@ -42,6 +42,9 @@ def _parse(line: bytes, where: str, fields: Sequence[str],
               if name not in (*fields, *optional)}
       # The output repeats these fields, and JSON has no NaN.
       json.dumps(rest, allow_nan=False)
+      for alias, field in aliases.items():
+        if alias in example:
+          example.setdefault(field, example[alias])
     if not isinstance(example, dict) or not all(isinstance(example.get(x), str)
                                                 for x in fields):
       error = f'needs a JSON object with the text {" and ".join(map(repr, fields))}'
@@ -53,17 +56,19 @@ def _parse(line: bytes, where: str, fields: Sequence[str],
 
 
 def read(stream: BinaryIO, name: str, fields: Sequence[str],
-         optional: Sequence[str] = ()) -> Iterator[Line]:
+         optional: Sequence[str] = (),
+         aliases: Mapping[str, str] = {}) -> Iterator[Line]:
   """Reads the lines of the file `name`; skips blank lines.
 
   An example must have the texts `fields`. It may have the `optional` fields of its task.
+  An alias stands for its field if the line lacks the field.
   """
   for number, line in enumerate(stream, 1):
     # Editors on Windows write a byte order mark.
     if number == 1:
       line = line.removeprefix(codecs.BOM_UTF8)
     if line.strip():
-      yield _parse(line, f'{name}, line {number}', fields, optional)
+      yield _parse(line, f'{name}, line {number}', fields, optional, aliases)
 
 
 def merge(rest: Example, answer: Example) -> Example:

@@ -1,6 +1,6 @@
 """Answers JSON lines with a model: one object in, one object out, in order."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
 import functools
@@ -86,6 +86,8 @@ class LinePrediction:
   fields: tuple[str, ...]  # names of the required texts of an example
   answer: Callable[[Bert, Sequence[Example], Options], list[Example]]
   optional: tuple[str, ...] = ()  # names of optional fields
+  # {another name: a field}
+  aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 TASKS: dict[str, Any] = {
@@ -128,7 +130,7 @@ def predict(task: LinePrediction, bert: Bert, source: BinaryIO, name: str,
   Raises:
     UserError: no example, a bad line with `strict`, or broken weights, which answer NaN.
   """
-  examples = json_lines.read(source, name, task.fields, task.optional)
+  examples = json_lines.read(source, name, task.fields, task.optional, task.aliases)
   count = sum(1 for _ in itertools.islice(examples, done.examples))
   errors, size = done.errors, _FIRST_WINDOW
   with tqdm.tqdm(unit=' examples', unit_scale=True, disable=None, leave=False) as bar:

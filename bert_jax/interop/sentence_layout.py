@@ -25,8 +25,8 @@ from bert_jax.model.pooling import POOLINGS
 from bert_jax.runtime import storage
 
 _MLM = 'MLMTransformer'  # the name of the encoder of a SpladePooling in older folders
-# The names of the prompts for queries and documents that `encode_query` and
-# `encode_document` of sentence-transformers look for, in this order.
+# The names of the prompts for queries and documents; the first that exists counts. In
+# sentence-transformers, dense models always have a "document", empty unless given.
 QUERY, DOCUMENT = ('query',), late_layout.DOCUMENT_PROMPTS
 # The poolings by their names in older folders, in the order of concatenation.
 _OLD_POOLINGS = {'pooling_mode_cls_token': 'cls',

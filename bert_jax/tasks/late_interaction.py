@@ -265,6 +265,7 @@ class LateKind(task_kind.TaskKind):
   scores_tokens = True
   fields = ('text',)
   optional = ('documents',)
+  aliases = {'query': 'text'}  # a line of `reranking` is ranked too
 
   @classmethod
   def head_of(cls, bert):

@@ -1,6 +1,6 @@
 """The interface of a fine-tuning task: its name, its models and their answers."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import functools
 import json
 from typing import Any, ClassVar, Protocol
@@ -100,6 +100,7 @@ class TaskKind:
   # Required texts in the JSON lines that predict reads; () = predict has no such task.
   fields: ClassVar[tuple[str, ...]] = ()
   optional: ClassVar[tuple[str, ...]] = ()  # optional fields of these JSON lines
+  aliases: ClassVar[Mapping[str, str]] = {}  # {another name: a field}
 
   @classmethod
   def abstract_params(cls, config: bert_config.BertConfig, num_labels: int) -> Any:

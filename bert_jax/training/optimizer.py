@@ -35,7 +35,8 @@ class OptimizerConfig:
   name: str = 'adamw'
   learning_rate: float = 1e-4  # the peak, after the warmup
   warmup_steps: int = 10_000  # steps in which the rate rises linearly from 0
-  warmup_ratio: float = 0.0  # the warmup as a share of all steps; warmup_steps is 0 then
+  # The warmup as a share of all steps, instead of warmup_steps: set the other one to 0.
+  warmup_ratio: float = 0.0
   decay: str = 'linear'  # how the rate falls to 0: linear, 1-sqrt
   # Share of the steps after the warmup in which the rate falls. Before, it is constant.
   decay_ratio: float = 1.0

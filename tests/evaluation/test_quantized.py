@@ -57,6 +57,16 @@ def test_the_cosine_of_outputs(kind, tmp_path, capsys):
   assert not (out / folder.QUANTIZED).exists() and (out / folder.FILE).exists()
 
 
+def test_the_output_that_loses_most_counts(tmp_path, capsys, monkeypatch):
+  model = folder.exported(test_onnx.make('bert', 'question_answering'))
+  out = written(model, tmp_path / 'out')
+  opposite = {'start_logits': -1.0, 'end_logits': 1.0}
+  monkeypatch.setattr(quantized, '_run', lambda path, texts, output, _: (
+      np.ones((2, 3)) * (opposite[output] if str(path).endswith(folder.QUANTIZED) else 1.0), 0.1))
+  quantized.quantize(model, Texts(model, 'model'), out, most_lost=2.0)
+  assert 'cosine          1, -1.000000 ' in capsys.readouterr().out
+
+
 def test_single_numbers_are_compared_together(tmp_path, capsys, monkeypatch):
   """The cosine of two numbers alone is 1, whatever int8 makes of them."""
   model = folder.exported(test_onnx.make('bert', 'embedder'))

@@ -181,7 +181,7 @@ def test_folders_of_pylate(tmp_path, encoders, settings):
 
 def test_predict_gives_vectors_and_rankings(tmp_path, encoders, monkeypatch):
   folder = make(tmp_path / 'a', encoders['Bert'], 128)
-  lines = [*({'text': text} for text in QUERIES), {'text': 'w1 w2', 'documents': DOCUMENTS},
+  lines = [*({'text': text} for text in QUERIES), {'query': 'w1 w2', 'documents': DOCUMENTS},
            {'text': 'w1', 'documents': 'w1'}]
   answers = {}
   for prompt in ('', 'passage'):
