@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ def from_pretrained(directory: str, step: int | None = None,
   return bert.load(directory, step, allow_older, dtype)
 
 
-def train(config: str | ConfigDict, workdir: str,
+def train(config: str | os.PathLike | ConfigDict, workdir: str | os.PathLike,
           fields: Mapping[str, Any] | None = None) -> Bert:
   """Trains a model, or resumes the run in the workdir, and loads the result.
 
@@ -50,12 +51,18 @@ def train(config: str | ConfigDict, workdir: str,
   from bert_jax import config as config_lib
   from bert_jax import config_files
   from bert_jax.config_fields import changed
+  from bert_jax.errors import UserError
   from bert_jax.runs import run
 
-  if isinstance(config, str):
-    config = config_files.load(config_files.find(config))
+  workdir = os.path.expanduser(os.fspath(workdir))
+  if isinstance(config, str | os.PathLike):
+    config = config_files.load(config_files.find(os.fspath(config)))
   fields = dict(fields or {})
   config_lib.check_overrides(config, [f'--config.{name}' for name in fields])
   defaults = config_lib.flat(config)
-  run.run(changed(config, fields), workdir, {name: defaults[name] for name in fields})
+  try:
+    wanted = changed(config, fields)
+  except TypeError as e:  # a value of another type
+    raise UserError(f'fields: {e}') from e
+  run.run(wanted, workdir, {name: defaults[name] for name in fields})
   return from_pretrained(workdir)

@@ -34,7 +34,10 @@ def find(name: str) -> pathlib.Path:
 def load(path: str | pathlib.Path) -> ConfigDict:
   """Returns the config of a file; raises UserError if it cannot be loaded."""
   try:
-    return runpy.run_path(str(path))['get_config']()
+    config = runpy.run_path(str(path))['get_config']()
+    require(isinstance(config, ConfigDict), f'--config={path} cannot be loaded: its get_config() '
+            f'returns {type(config).__name__}, not a ConfigDict')
+    return config
   except UserError:
     raise
   except Exception as e:  # a config file is code, which may raise anything

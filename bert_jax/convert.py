@@ -44,7 +44,8 @@ def _main(argv: list[str]):
   overwrite = overwrite_flag.get('--output', _OUTPUT.value)
   from bert_jax.interop import conversion  # after the flags: JAX is slow to import
   from bert_jax.runtime import storage
-  with storage.exclusive('--output', _OUTPUT.value):
+  source = None if _VERIFY.value else _INPUT.value
+  with storage.exclusive('--output', _OUTPUT.value, source):
     # A mistake in the examples must end the command before it writes a file.
     compared = _compared() if _QUANTIZE.value else None
     finish = None

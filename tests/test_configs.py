@@ -8,10 +8,10 @@ import runpy
 import pytest
 
 from bert_jax import config as config_lib
-from bert_jax import config_fields
+from bert_jax import config_fields, config_files
 from bert_jax.errors import UserError
-from bert_jax.runs import run
-from tests import conftest, made_tasks
+from bert_jax.runs import resolve, run
+from tests import conftest, made_tasks, tiny
 from tests.interop import torch_bert
 
 CONFIGS = sorted((pathlib.Path(__file__).parent.parent / 'configs').glob('*.py'))
@@ -104,3 +104,21 @@ def test_a_config_has_the_fields_of_its_table(task):
   assert field.on_resume == config_fields.ANOTHER_RUN and not field.unused
   with pytest.raises(UserError, match='^data.new=0 must be at least 1$'):
     more['data.new'].check('data.new', 0)
+
+
+@pytest.mark.parametrize('content, message', [
+    ('def get_config(): pass', 'its get_config\\(\\) returns NoneType, not a ConfigDict'),
+    ('def get_config(): return {}', 'its get_config\\(\\) returns dict, not a ConfigDict'),
+    ('def get_config(): return open("nowhere")', 'FileNotFoundError'),
+    ('x = 1', 'it has no get_config')])
+def test_a_file_without_a_config_is_refused(tmp_path, content, message):
+  (tmp_path / 'my.py').write_text(content)
+  with pytest.raises(UserError, match=message):
+    config_files.load(tmp_path / 'my.py')
+
+
+def test_a_field_that_is_none_is_refused():
+  config = tiny.get_config()
+  config.train_steps = None
+  with pytest.raises(UserError, match='train_steps is None: give a value; 0, an empty text'):
+    resolve.checked(config, {})

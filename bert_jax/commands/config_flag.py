@@ -110,14 +110,15 @@ def help_text() -> str:
 
 def is_given() -> bool:
   """True if the command line has a --config."""
-  return flags.FLAGS['config'].value is not None
+  return config_flags.get_config_filename(flags.FLAGS['config']) is not None
 
 
 def get() -> ConfigDict:
   """The config with its overrides; raises UserError if the file cannot be loaded."""
   path = config_flags.get_config_filename(flags.FLAGS['config'])
   _check_file(path)
-  return _CONFIG.value
+  # ml_collections keeps an error of the file to itself until the first field is read.
+  return _CONFIG.value if isinstance(_CONFIG.value, ConfigDict) else config_files.load(path)
 
 
 def _check_file(path: str):

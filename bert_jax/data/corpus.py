@@ -187,7 +187,7 @@ def check_plain(files: Sequence[str], remedy: str):
     remedy: what the user can do, for messages.
   """
   for file in files:
-    require(not file.removesuffix('.gz').endswith(('.csv', '.tsv')),
+    require(not file.lower().removesuffix('.gz').endswith(('.csv', '.tsv')),
             f'{file} is a table, not text: convert it to JSON lines{remedy}')
   if format_of(files[0], 'auto') == 'jsonl':
     return

@@ -6,6 +6,7 @@ chooses the learning rate and the best epoch. The development file is only score
 
 from collections.abc import Mapping, Sequence
 import json
+import math
 import shutil
 import statistics
 from typing import Any, NamedTuple
@@ -75,6 +76,8 @@ def _divided(task: str, source: Files, folder: epath.Path, most: int) -> Files:
   head, rows = lines[:has_header], lines[has_header:]
   order = np.random.default_rng(0).permutation(len(rows))
   apart = min(round(_APART * len(rows)), _MOST_APART)
+  require(apart > 0, f'{source.train} has {len(rows)} examples, and a tenth of them chooses the '
+          'rate: give more')
   train = order[apart:apart + most] if most else order[apart:]
   folder.mkdir(parents=True, exist_ok=True)
   # In the order of the file: training shuffles the examples itself.
@@ -142,7 +145,8 @@ def _begin(model: Pretrained, data: str, sources: Mapping[str, Files], folder: e
           f'{folder} holds the runs of another model, recipe or folder of tasks: use '
           'another --output')
   for task in files.keys() & files_before.keys():
-    require(files[task] == files_before[task],
+    began = any(folder.glob(f'{task}-*/*/run.json'))
+    require(not began or files[task] == files_before[task],
             f'{folder} holds scores of {task} from before its files in {data} changed: use '
             'another --output')
   folder.mkdir(parents=True, exist_ok=True)
@@ -206,7 +210,14 @@ def evaluate(model: Pretrained, data: str, path: epath.Path, *, twin: bool = Fal
   """
   recipe, folder = Recipe(**recipe_fields), path.with_suffix(FOLDER)
   require(bool(recipe.rates), '--rates is empty: give one learning rate at least')
+  # Before any file: a corrected command must find the folder as it was.
+  for rate in recipe.rates:
+    require(0 < rate < math.inf, f'--rates={rate} must be above 0')
+  require(0 < recipe.epochs < math.inf, f'--epochs={recipe.epochs} must be above 0')
   sources = find_tasks(data, recipe.most)
+  require(8 <= recipe.max_len <= model.config.max_positions,
+          f'--max_len={recipe.max_len} must be at least 8 and at most the '
+          f'{model.config.max_positions} positions of the model')
   names = ('model', 'twin') if twin else ('model',)
   _begin(model, data, sources, folder, recipe, names)
   columns = ['task', 'score']

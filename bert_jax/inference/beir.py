@@ -30,6 +30,8 @@ class Texts:
       UserError: a line is not a text with an id, or an id is repeated or contains a
         space.
     """
+    require(not path.exists() or path.is_file(),
+            f'{path} is a pipe or a folder, and it is read several times: give a file')
     self._path, self._only = path, only
     self.ids, digest, known = [], hashlib.blake2b(digest_size=16), set()
     for name, text, _ in self.read():

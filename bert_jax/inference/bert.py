@@ -11,7 +11,7 @@ import numpy as np
 from bert_jax.data import inputs as inputs_lib
 from bert_jax.errors import require, require_choice
 from bert_jax.inference import forward
-from bert_jax.inference.loaded_model import LoadedModel, Text, put_tokens
+from bert_jax.inference.loaded_model import LoadedModel, Text, check_list, put_tokens
 from bert_jax.interop import load as load_lib
 from bert_jax.interop.cross_layout import CrossLayout
 from bert_jax.interop.late_layout import LateLayout
@@ -78,7 +78,7 @@ class Bert(LoadedModel):
 
   def _layers(self, layers: Sequence[int]) -> tuple[int, ...]:
     n = self.config.num_layers
-    require(bool(layers), 'layers is empty: give one layer at least, such as -1')
+    require(len(layers) > 0, 'layers is empty: give one layer at least, such as -1')
     for i in layers:
       require(-n - 1 <= i <= n,
               f'layer {i} does not exist: the model has 0 (embeddings) to {n}, or -1 to '
@@ -223,8 +223,9 @@ class Bert(LoadedModel):
     Returns:
       A list for each query: at most `top_k` of {'document': its index, 'score'}.
     """
-    require(not isinstance(queries, str) and not isinstance(documents, str),
-            'give lists of queries and documents, not a string')
+    check_list(queries)
+    check_list(documents)
+    require(top_k >= 1, f'top_k={top_k} must be at least 1')
     if isinstance(self.model.sentence, LateLayout):
       scores = late_interaction.max_sims(*(
           late_interaction.vectors(self, texts, names[0])
@@ -257,8 +258,10 @@ class Bert(LoadedModel):
       probability in nats. For several texts a list of these.
     """
     self.require_head('mlm', 'masked-LM head')
+    require(top_k >= 1, f'top_k={top_k} must be at least 1')
     if isinstance(text, str):
       return self.fill_mask([text], top_k)[0]
+    check_list(text)
     text = list(text)
     if not text:
       return []
@@ -320,6 +323,7 @@ class Bert(LoadedModel):
             f'long={long!r} is unknown for scores: use chunks, or leave it out')
     if isinstance(text, str):
       return self.score([text], long)[0]
+    check_list(text)
     text = list(text)
     special = inputs_lib.special_tokens(self.tokenizer, 1)
     longest, texts = self.config.max_positions, []

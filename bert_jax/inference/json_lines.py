@@ -66,6 +66,8 @@ def read(stream: BinaryIO, name: str, fields: Sequence[str],
   for number, line in enumerate(stream, 1):
     # Editors on Windows write a byte order mark.
     if number == 1:
+      if line.startswith(b'\x1f\x8b'):
+        raise UserError(f'{name} is gzipped: unpack it first')
       line = line.removeprefix(codecs.BOM_UTF8)
     if line.strip():
       yield _parse(line, f'{name}, line {number}', fields, optional, aliases)

@@ -1,6 +1,6 @@
 """A loaded model: makes inputs from texts, packs them into rows, and orders the outputs."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import dataclasses
 import itertools
 from typing import Any, TypeVar
@@ -30,6 +30,12 @@ Layout = TypeVar('Layout', bound=TextLayout)
 
 def _own_or_default(own: TextLayout | None, kind: type[Layout]) -> Layout:
   return own if isinstance(own, kind) else kind()
+
+
+def check_list(texts: Any):
+  """Raises UserError for a string, and for tables: they would give their column names."""
+  require(texts is not None and not isinstance(texts, str | bytes | Mapping)
+          and getattr(texts, 'ndim', 1) == 1, 'give a list of texts, not a string or a table')
 
 
 class LoadedModel:
@@ -64,7 +70,7 @@ class LoadedModel:
 
   def _strings(self, texts: Sequence[Text]) -> list[tuple[str, ...]]:
     """Returns (text,) or a pair for each text; raises UserError for anything else."""
-    require(not isinstance(texts, str), 'give a list of texts, not a string')
+    check_list(texts)
     strings = [tuple(text) if isinstance(text, tuple | list) else (text,)
                for text in texts]
     for i, text in enumerate(strings):

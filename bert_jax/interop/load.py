@@ -1,6 +1,7 @@
 """Loads a model in any format from a folder, or by its name on the Hugging Face hub."""
 
 import dataclasses
+import os
 import re
 
 from etils import epath
@@ -71,8 +72,8 @@ def load(directory: str, step: int | None = None,
   return model
 
 
-def _read(directory: str, step: int | None, allow_older: bool) -> Pretrained:
-  directory = str(directory)  # users give a pathlib.Path too
+def _read(directory: str | os.PathLike, step: int | None, allow_older: bool) -> Pretrained:
+  directory = os.path.expanduser(directory)
   storage.check('model', directory)
   folder = epath.Path(directory)
   is_of_hub = not folder.exists() and HUB_NAME.fullmatch(directory)

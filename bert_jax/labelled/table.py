@@ -91,6 +91,7 @@ def read_text(path: str) -> str:
   Raises:
     UserError: the file cannot be read, is not UTF-8, or unpacks to too much text.
   """
+  storage.check('the file', path)
   try:
     data = epath.Path(path).read_bytes()
     if data[:2] == b'\x1f\x8b':

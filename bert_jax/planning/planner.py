@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 import json
+import math
 import os
 import tempfile
 from typing import Any
@@ -74,6 +75,7 @@ def _plan(config: ConfigDict, name: str, price: float, search: bool,
   """Prints and returns the estimates of all phases on one slice, and search results."""
   mesh = _mesh(config, name)
   devices = list(mesh.devices.flat)
+  require(math.isfinite(price), f'--price={price} must be a number')
   require(not price or chip_figures.chip_of(devices),
           f'--price has no effect here: the speed of {devices[0].device_kind} is unknown')
   config, works = _works(config, mesh)

@@ -14,6 +14,7 @@ from ml_collections import ConfigDict, FrozenConfigDict
 from bert_jax import config as config_lib
 from bert_jax.config_fields import changed
 from bert_jax.data import phases as phases_lib
+from bert_jax.errors import require
 from bert_jax.fields import run_fields
 from bert_jax.interop.pretrained import Pretrained
 from bert_jax.reporting import profiler, trackers
@@ -75,6 +76,9 @@ def checked(config: ConfigDict, given: Mapping[str, Any]) -> Asked:
   Raises:
     UserError: an invalid value, or a field without an effect.
   """
+  unset = next((name for name, value in config_lib.flat(config).items()
+                if value is None and not name.startswith('model.')), '')
+  require(not unset, f'{unset} is None: give a value; 0, an empty text or () turns it off')
   planned = given.get('train_steps', config.train_steps)
   config, notes = fitted(config, given)
   config_lib.check(config, given)

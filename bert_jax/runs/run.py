@@ -40,6 +40,8 @@ from bert_jax.training import state as state_lib
 from bert_jax.training.job import Job
 
 _SHARED_SECONDS = 10
+# Files that a run writes after its run.json, or never.
+_FOREIGN = ('metrics.jsonl', 'config.json', 'bert.json', 'modules.json', 'bert_config.json')
 _PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint')
 
 
@@ -147,6 +149,10 @@ def _train(asked: resolve.Asked, path: epath.Path) -> FrozenConfigDict:
   require(not has_started or run_json,
           f'{path} holds checkpoints but not the run.json with their config: restore the '
           'file, or use another --workdir')
+  # A run would cut off the metrics of another program, or hide a model.
+  foreign = '' if run_json else next((name for name in _FOREIGN if (path / name).exists()), '')
+  require(not foreign, f'--workdir={path} holds {foreign} and no run.json, so it is not the '
+          'folder of a run: give a new folder')
   damaged = path / 'damaged'
   require(has_started or not damaged.exists() or not [*damaged.glob('checkpoints-*')],
           f'all checkpoints of {path} are damaged, see {damaged}: start over with another '

@@ -171,9 +171,11 @@ def exclusive(flag: str, output: str | None, *sources: str | None,
   if not output:
     yield
     return
+  check(flag, output)
   require(not os.path.exists(output) or os.path.isfile(output) or os.path.isdir(output),
           f'{flag}={output} is a device or a pipe: give a file')
-  require_not_read(flag, output, [epath.Path(output)], sources)
+  require_not_read(flag, output, [epath.Path(f'{output}{end}') for end in ('', '.partial')],
+                   sources)
   # The lock is in the cache folder, so that it leaves no file next to the output.
   name = hashlib.sha256(os.path.realpath(output).encode()).hexdigest()[:16]
   lock = filelock.FileLock(host.cache_folder() / 'locks' / name, blocking=False)

@@ -177,7 +177,7 @@ def test_a_document_without_end_is_refused(tmp_path, monkeypatch):
     ('wiki_00', 'wiki_00 has JSON lines, and its name does not end in .jsonl: rename the files, or '
                 'give data.format: jsonl, or text to read them as they are'),
     ('a.csv', 'a.csv is a table, not text: convert it to JSON lines, or give data.format'),
-    ('a.tsv.gz', 'a.tsv.gz is a table, not text')])
+    ('A.CSV', 'A.CSV is a table, not text'), ('a.tsv.gz', 'a.tsv.gz is a table, not text')])
 def test_a_file_that_is_not_text_is_refused_unless_the_format_is_given(tmp_path, name, message):
   """WikiExtractor --json writes files without an ending."""
   line = b'{"id": "1", "text": "A text."}\n'

@@ -278,7 +278,7 @@ def test_glue_chooses_on_a_part_of_train_and_reports_dev(model, glue, tmp_path, 
 
   monkeypatch.setattr(glue_suite, '_fine_tune', fine_tune)
   (tmp_path / 'out.runs/model').mkdir(parents=True)  # left by a kill at the beginning
-  options = {'seeds': 2, 'rates': (1e-3, 1e-5), 'twin': True}
+  options = {'seeds': 2, 'rates': (1e-3, 1e-5), 'twin': True, 'max_len': 64}
   suites.run(model[0], 'glue', str(glue), str(tmp_path / 'out.json'), options)
   row, mean = json.loads((tmp_path / 'out.json').read_text())['rows']
   assert (row['task'], row['score']) == ('sst2', 'accuracy')
@@ -295,8 +295,14 @@ def test_glue_chooses_on_a_part_of_train_and_reports_dev(model, glue, tmp_path, 
     suites.run(model[0], 'glue', str(glue), str(tmp_path / 'out.json'), {**options, 'most': 10})
   assert (split / 'train.tsv').read_text().splitlines()[1:] == train
   (glue / 'SST-2/dev.tsv').write_text((glue / 'SST-2/dev.tsv').read_text() + 'w1 good\t1\n')
+  suites.run(model[0], 'glue', str(glue), str(tmp_path / 'out.json'), options)  # none has begun
+  (tmp_path / 'out.runs/sst2-model/0.001-0').mkdir(parents=True)
+  (tmp_path / 'out.runs/sst2-model/0.001-0/run.json').write_text('{}')
+  (glue / 'SST-2/dev.tsv').write_text((glue / 'SST-2/dev.tsv').read_text() + 'w2 good\t1\n')
   with pytest.raises(UserError, match='holds scores of sst2 from before its files in .* changed'):
     suites.run(model[0], 'glue', str(glue), str(tmp_path / 'out.json'), options)
+  with pytest.raises(UserError, match='--max_len=65 must be at least 8 and at most the 64'):
+    suites.run(model[0], 'glue', str(glue), str(tmp_path / 'out.json'), options | {'max_len': 65})
 
 
 @pytest.mark.medium
@@ -345,6 +351,8 @@ def test_mistakes(model, tmp_path):
       ((folder, 'glue', str(tmp_path / 'empty'), out, {}), 'holds no task of GLUE'),
       ((folder, 'glue', '/nowhere', out, {}), '--data=/nowhere is not a folder'),
       ((folder, 'glue', str(tmp_path / 'glue'), out, {'rates': ()}), '--rates is empty'),
+      ((folder, 'glue', str(tmp_path / 'glue'), out, {'epochs': -1.0}), '--epochs=-1.0 must be'),
+      ((folder, 'glue', str(tmp_path / 'glue'), out, {'rates': (0.0,)}), '--rates=0.0 must be'),
       ((folder, 'glue', 'tfds:glue', out, {'most': 8}), '--most=8 is for a folder of GLUE')):
     with pytest.raises(UserError, match=message.replace('(', r'\(')):
       suites.run(*arguments)

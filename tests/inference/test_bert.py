@@ -146,13 +146,14 @@ def test_a_ranking_equals_a_cross_encoder(tmp_path):
 def test_train_gives_the_trained_model(tmp_path, corpus_file):
   fields = {'data.source': corpus_file, 'train_steps': 3, 'optimizer.warmup_steps': 1}
   config = str(pathlib.Path(__file__).parents[1] / 'tiny.py')
-  bert = bert_jax.train(config, str(tmp_path / 'run'), fields)
+  bert = bert_jax.train(pathlib.Path(config), tmp_path / 'run', fields)
   assert bert.embed(['a king']).shape == (1, 32) and bert.model.facts['steps'] == 3
   # The same call loads the finished run.
   again = bert_jax.train(config, str(tmp_path / 'run'), fields)
   np.testing.assert_array_equal(again.embed(['a king']), bert.embed(['a king']))
   for name, value, message in (('optimizer.rate', 1e-3, 'unknown config field'),
                                ('lora.alpha', 2.0, 'lora.rank=0 trains all parameters'),
+                               ('train_steps', '10', 'fields: .*train_steps'),
                                ('train_steps', -1, 'train_steps=-1')):
     with pytest.raises(UserError, match=message):
       bert_jax.train(config, str(tmp_path / 'other'), {**fields, name: value})
@@ -344,6 +345,11 @@ def test_mistakes(small, minilm):
       (lambda: bert.embed('w1'), 'give a list of texts'),
       (lambda: bert.embed(['w1', 3]), 'text 2 is neither a string nor a pair'),
       (lambda: bert.embed([None]), 'text 1 is neither'),
+      (lambda: bert.embed(np.array([['w1']])), 'give a list of texts, not'),
+      (lambda: bert.score({'text': 'w1'}), 'give a list of texts, not'),
+      (lambda: bert.embed(None), 'give a list of texts, not'),
+      (lambda: bert.fill_mask('[MASK]', top_k=0), 'top_k=0 must be at least 1'),
+      (lambda: minilm.search(['w1'], ['w1'], top_k=-1), 'top_k=-1 must be at least 1'),
       (lambda: bert.embed(['w1'], 'sum'), "pooling='sum' is unknown"),
       (lambda: bert.embed(['w1'], long='middle'), "long='middle' is unknown"),
       (lambda: bert.embed(['w1'], layers=(3,)), 'layer 3 does not exist: the model has 0'),
@@ -354,8 +360,8 @@ def test_mistakes(small, minilm):
       (lambda: bert.fill_mask(['w1 [MASK]', ('[MASK]', 'w1')]), 'text 2 is a pair'),
       (lambda: bert.next_sentence(['w1']), 'needs pairs of texts'),
       (lambda: bert.score('w1 ' * 80), 'longer than the 64 positions'),
-      (lambda: minilm.search('w1', ['w1']), 'give lists of queries and documents'),
-      (lambda: minilm.search(['w1'], 'w1'), 'give lists of queries and documents'),
+      (lambda: minilm.search('w1', ['w1']), 'give a list of texts, not a string'),
+      (lambda: minilm.search(['w1'], 'w1'), 'give a list of texts, not a string'),
       (lambda: minilm.rank('w1', 'w2'), 'give a list of documents, not a string'),
       (lambda: bert.score(['w1', ' ']), "' ' holds no token to score"),
       (lambda: bert.score([('w1', 'w2')]), "'w2'.* is a pair: score each"),

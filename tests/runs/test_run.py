@@ -135,6 +135,15 @@ def test_a_longer_or_another_run_in_the_same_workdir_is_refused(finished, corpus
   assert sorted((p, p.stat().st_mtime_ns) for p in finished.rglob('[!.]*') if p.is_file()) == before
 
 
+@pytest.mark.parametrize('name', ['metrics.jsonl', 'config.json'])
+def test_a_folder_of_something_else_is_refused_and_kept(corpus_file, tmp_path, name):
+  (tmp_path / name).write_text('{"mine": 1}')
+  with pytest.raises(UserError, match=f'holds {name} and no run.json'):
+    run.run(evaluated(corpus_file), str(tmp_path))
+  assert {path.name: path.read_text() for path in tmp_path.iterdir() if path.name[0] != '.'} == {
+      name: '{"mine": 1}'}
+
+
 def test_a_run_of_another_task_is_refused_before_it_reads_anything(finished):
   config = config_lib.finetuning('sentence_embedding')
   config.init_from, config.data.train = 'nowhere', 'nowhere.jsonl'

@@ -61,6 +61,12 @@ def test_an_output_that_is_a_source_is_refused(tmp_path):
     with refused, storage.exclusive('--output', str(output), *sources):
       source.write_text('lost')
   assert source.read_text() == '{}'
+  # An output grows in OUTPUT.partial.
+  (tmp_path / 'x.json.partial').write_text('{}')
+  refused = pytest.raises(UserError, match='x.json.partial would overwrite what this command')
+  output = str(tmp_path / 'x.json')
+  with refused, storage.exclusive('--output', output, f'{output}.partial'):
+    pass
 
 
 def test_links_are_not_listed_as_files(tmp_path):
