@@ -179,8 +179,7 @@ def load_workdir(directory: epath.Path, step: int | None = None,
   else:
     facts |= {'task': task, 'max_len': fields.get('max_len'),
               'null_threshold': run.get('null_threshold')}
-    if 'highest_grade' in run:
-      facts['highest_grade'] = run['highest_grade']
+    facts |= {name: run[name] for name in ('highest_grade', 'reads_pairs') if name in run}
     facts |= {name: data[name] for name in pretrained.FACTS_OF_DATA if name in data}
   kind = task_list.WITH_HEAD.get(task)
   return Pretrained(config=config,

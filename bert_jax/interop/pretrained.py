@@ -38,7 +38,7 @@ class Pretrained:
     facts: facts about the training: 'source', 'data', 'steps', 'scores', 'command'. Facts
       about fine-tuning: 'task' (it differs from the field `task` for reranking, which
       uses the head of sequence_classification), 'max_len', 'null_threshold',
-      'highest_grade', and FACTS_OF_DATA.
+      'highest_grade', 'reads_pairs', and FACTS_OF_DATA.
     sentence: how the model turns a text into a vector, weights or a score; None =
       unknown.
   """

@@ -96,6 +96,7 @@ class SequenceFiles(finetuning_data.ExampleFiles):
   """Texts and pairs with a label, several labels or a number."""
 
   auto_score: str = ''
+  reads_pairs: bool = False  # the examples are pairs of texts
 
   best_score = 'auto'  # accuracy; f1 for multi_label; spearman for regression; GLUE's own
   lower_is_better = ('loss', 'squared_error')
@@ -168,7 +169,12 @@ class SequenceFiles(finetuning_data.ExampleFiles):
     head = BertForSequenceClassification(architectures.make_config(config.model),
                                          len(labels))
     task = SequenceClassification(head, problem=columns.problem, long=data.long)
-    return cls(task, labels, auto_score=best)
+    return cls(task, labels, auto_score=best,
+               reads_pairs=any(e.text_pair is not None for e in examples))
+
+  @property
+  def facts(self):
+    return {**super().facts, 'reads_pairs': self.reads_pairs}
 
   @property
   def problem(self) -> str:
@@ -223,6 +229,8 @@ class SequenceKind(task_kind.TaskKind):
   def answer(bert, examples, options):
     require(all(isinstance(e.get('text_pair', ''), str) for e in examples),
             "'text_pair' must be a text")
+    require(not bert.model.facts.get('reads_pairs') or all('text_pair' in e for e in examples),
+            "the model was trained on pairs of texts: give 'text_pair', too")
     names = ('text', 'text_pair')
     inputs = [tuple(e[name] for name in names if name in e) for e in examples]
     return classify(bert, inputs, options.prompt)

@@ -1,13 +1,18 @@
 """Predictions and exports refuse two outputs with one name."""
 
+import functools
 import json
+import types
 
 import numpy as np
 import pytest
 
 import bert_jax
+from bert_jax import config as config_lib
 from bert_jax.errors import UserError
 from bert_jax.interop import conversion
+from bert_jax.labelled import texts
+from bert_jax.model.bert_config import BertConfig
 from bert_jax.tasks import sequence_classification, token_classification
 from tests import made_tasks
 
@@ -59,3 +64,17 @@ def test_a_regression_with_several_outputs_answers_all(tmp_path):
   logits = sequence_classification.class_logits(bert, ['w1', 'w2 w3'])
   assert sequence_classification.classify(bert, ['w1', 'w2 w3']) == [
       {'values': dict(zip('abc', row.tolist()))} for row in logits.astype(np.float64)]
+
+
+def test_a_model_of_pairs_refuses_single_texts():
+  bert = types.SimpleNamespace(model=types.SimpleNamespace(facts={'reads_pairs': True}))
+  examples = [{'text': 'a', 'hypothesis': 'b'}]
+  with pytest.raises(UserError, match="trained on pairs of texts: give 'text_pair', too"):
+    sequence_classification.SequenceKind.answer(bert, examples, None)
+  config = config_lib.finetuning('sequence_classification')
+  config.model.update(vars(BertConfig()))
+  of = functools.partial(texts.TextExample, where='x', label='yes')
+  for pair, reads_pairs in ((None, False), ('b', True)):
+    examples = [of(text='a', text_pair=pair), of(text='c', text_pair=pair)._replace(label='no')]
+    files = sequence_classification.SequenceFiles.make(config, examples, [])
+    assert files.facts['reads_pairs'] == reads_pairs
