@@ -1,6 +1,7 @@
 """Converts a model: python -m bert_jax.convert --input=DIR --output=DIR --to=bert_jax"""
 
 import functools
+import os
 
 from absl import flags
 
@@ -44,7 +45,9 @@ def _main(argv: list[str]):
   overwrite = overwrite_flag.get('--output', _OUTPUT.value)
   from bert_jax.interop import conversion  # after the flags: JAX is slow to import
   from bert_jax.runtime import storage
-  source = None if _VERIFY.value else _INPUT.value
+  # A hub name is not a path, and with --push an existing --output is only uploaded.
+  writes = not _VERIFY.value and (overwrite or not _PUSH.value)
+  source = _INPUT.value if writes and os.path.exists(_INPUT.value) else None
   with storage.exclusive('--output', _OUTPUT.value, source):
     # A mistake in the examples must end the command before it writes a file.
     compared = _compared() if _QUANTIZE.value else None

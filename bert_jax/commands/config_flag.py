@@ -110,7 +110,7 @@ def help_text() -> str:
 
 def is_given() -> bool:
   """True if the command line has a --config."""
-  return config_flags.get_config_filename(flags.FLAGS['config']) is not None
+  return bool(flags.FLAGS['config'].present)
 
 
 def get() -> ConfigDict:

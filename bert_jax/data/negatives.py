@@ -30,19 +30,16 @@ def token_classes(tokenizer: Tokenizer) -> np.ndarray:
   0 = punctuation or symbol, 1 = capital letter, 2 = digit, 3 = other letter. The prefixes
   of WordPiece, BPE and SentencePiece do not count.
   """
-  entries = tokenizer.tokens(range(tokenizer.vocab_size))
-  # Byte-level BPE writes each byte of a letter as a character of its own.
-  is_bytewise = any(entry.startswith('\u0120') for entry in entries)
-
   def class_of(entry):
     text = entry.removeprefix('##').lstrip('\u2581\u0120')
-    if is_bytewise and text:
+    if tokenizer.is_bytewise and text:
       text = decoders.ByteLevel().decode([text])
     first = (text or 'a')[0]
     if not first.isalnum():
       return 0
     return 1 if first.isupper() else 2 if first.isdigit() else 3
 
+  entries = tokenizer.tokens(range(tokenizer.vocab_size))
   return np.array([class_of(entry) for entry in entries], np.uint8)
 
 

@@ -62,6 +62,10 @@ class Texts:
       return [(text,) for text in HOSTILE if text.strip()], None
     if model.task == 'sequence_classification' and model.problem == 'single_label':
       examples, labels = task_scores.read(name, model, task_list.ALL[model.task], data, fields)
+      for example in examples:
+        require(str(example.label) in labels,
+                f'{example.where}: the label {example.label!r} is none of the {len(labels)} '
+                f'labels: {", ".join(labels)}')
       classes = [labels.index(str(example.label)) for example in examples]
       texts = [(x.text,) if x.text_pair is None else (x.text, x.text_pair)
                for x in examples]

@@ -16,6 +16,7 @@ from bert_jax.evaluation.report import Report
 from bert_jax.inference.bert import Bert
 from bert_jax.interop import native
 from bert_jax.interop.pretrained import Pretrained
+from bert_jax.interop.sentence_layout import SentenceLayout
 from bert_jax.labelled.packed_examples import Batches
 from bert_jax.runs import model_fields
 from bert_jax.runtime import console, sealed
@@ -41,10 +42,11 @@ def _fields_of_run(name: str, kind: type[task_kind.TaskKind]) -> dict[str, Any]:
 
 
 def _config(name: str, model: Pretrained, kind: type[task_kind.TaskKind],
-            replaced: Sequence[str]) -> FrozenConfigDict:
+            replaced: Sequence[str], max_len: int = 0) -> FrozenConfigDict:
   """Makes the config of the task; the model and its run say how to read examples.
 
   `replaced` are the fields of --fields; raises UserError for a field that the task lacks.
+  `max_len` is the value of --max_len; 0 = not given.
   """
   config = config_lib.finetuning(kind.name)
   facts = {'problem': model.problem, **model.facts}
@@ -62,7 +64,7 @@ def _config(name: str, model: Pretrained, kind: type[task_kind.TaskKind],
     longest = min(question_answering.WINDOW, longest)
   config = changed(config, {
       'init_from': name,
-      'max_len': min(longest, model.config.max_positions),
+      'max_len': max_len or min(longest, model.config.max_positions),
       **model_fields.sizes_if_unset(config, vars(model.config)),
       **{f'data.{field}': x for field, x in fields.items() if field in config.data}})
   # --fields take precedence over both.
@@ -137,18 +139,18 @@ def evaluate(bert: Bert, data: str, _: epath.Path, *, task: str = '',
   kind = task_list.ALL[task]
   if kind.parameter_groups:
     kind.head_of(bert)  # raises UserError for another task's model
-  left_out = _left_out(model, kind)
-  require(not left_out,
-          f'--suite=task would leave out {" and ".join(left_out)} of --model={name}: '
-          '--suite=retrieval and --suite=mteb score the whole model')
-  config = _config(name, model, kind, fields)
+  left_out = ' and '.join(_left_out(model, kind))
+  require(not left_out or not isinstance(model.sentence, SentenceLayout),
+          f'--suite=task would leave out {left_out} of --model={name}: --suite=retrieval and '
+          '--suite=mteb score the whole model')
+  config = _config(name, model, kind, fields, max_len)
   # `make` builds the task from this file, and names it data.train in its messages.
-  config = changed(config, {'max_len': max_len or config.max_len, 'data.train': data})
+  config = changed(config, {'data.train': data})
   require(8 <= config.max_len <= model.config.max_positions,
           f'--max_len={config.max_len} must be at least 8 and at most the '
           f'{model.config.max_positions} positions of the model')
 
-  notes = []
+  notes = [f'the scores leave out {left_out} of --model={name}'] if left_out else []
   examples = finetuning_data.not_empty(
       kind.files.read(data, config.data, 'validation', notes), data)
   files = kind.files.make(config, examples, notes).with_facts(model.facts, notes)

@@ -114,7 +114,8 @@ def _from_tfds(name: str, task: Glue, split: str) -> Iterator[table.Row]:
   if split == 'test':
     # tfds stores examples in the order of a hash, a submission has the order of the file.
     rows = sorted(rows, key=lambda row: row.values['idx'])
-    require([int(row.values['idx']) for row in rows] == list(range(len(rows))),
+    named, numbers = name.partition('@')[2], [int(row.values['idx']) for row in rows]
+    require(named and not named.startswith('test') or numbers == list(range(len(rows))),
             f'{name} is a part of a test set, and a submission needs all of it')
   for row in rows:
     values = {column: row[theirs] for column, theirs in zip(ours, task.tfds or ours)}

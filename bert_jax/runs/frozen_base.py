@@ -47,7 +47,7 @@ def adapt(job: Job, config: ConfigDict, workdir: epath.Path) -> Job:
   task = lora.adapt(job.task, config.lora, initial.boxed(base))
   trained = count_parameters(jax.eval_shape(task.init, jax.random.key(0)), base.config)
   line = (f'rank {config.lora.rank} on {", ".join(config.lora.targets)}: {trained:,} '
-             'trained parameters')
+          'trained parameters')
   return dataclasses.replace(job, task=task, start=start, base=base, lora_line=line)
 
 

@@ -77,7 +77,7 @@ def make_job(config: FrozenConfigDict, model: Pretrained | None, mesh: Mesh,
                              ('teacher', config.teacher, teacher)):
     if other:
       model_fields.check_vocabulary(field, name, other, corpus.tokenizer,
-                               workdir / 'vocabulary', of_the_run)
+                                    workdir / 'vocabulary', of_the_run)
   if model:
     model_fields.check_same_sizes(config, model)
 

@@ -310,6 +310,8 @@ def read(kind: type[ExampleFiles], config: ConfigDict, tokenizer: Tokenizer,
   for name, path in _eval_files(data):
     examples = not_empty(kind.read(path, eval_data, 'validation', notes), path)
     evals.append(planned(name, path, examples, False))
-  judges = [data.eval, *(f'data.{name}={data[name]}' for name in _JUDGING if data.get(name))]
+  defaults = {name: getattr(x, 'default', x) for name, x in kind.config_fields.items()}
+  judges = [data.eval, *(f'data.{name}={data[name]}' for name in _JUDGING
+                         if data.get(name) not in (None, (), defaults.get(f'data.{name}')))]
   return FineTuningData(files, train, tuple(evals), mesh_lib.feed(mesh), notes,
                         ', '.join(judges))

@@ -141,8 +141,9 @@ class SequenceFiles(finetuning_data.ExampleFiles):
   def check_training(config, examples):
     columns = texts.columns(config.data)
     if columns.problem != 'single_label':
-      # A label is a number or a tuple of names.
-      require(len({str(e.label) for e in examples}) > 1,
+      # A label is a number or a tuple of names. `check_labels` checks lists of names.
+      is_list = columns.problem == 'multi_label' and ',' not in columns.label
+      require(is_list or len({str(e.label) for e in examples}) > 1,
               f'{config.data.train}: all rows have the same label {examples[0].label!r}: '
               'there is nothing to learn')
       return

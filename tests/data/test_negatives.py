@@ -39,7 +39,8 @@ def test_an_exchange_is_mutual_and_fits(lengths, kind, seed):
 def test_classes_of_tokens():
   entries = ['[PAD]', '##.', ',', 'The', '##the', '\u2581Zoo', '\u0120zoo', '42', '##7', '猫',
              '\u2581', '「']
-  tokenizer = mock.Mock(vocab_size=len(entries), tokens=lambda ids: [entries[i] for i in ids])
+  tokenizer = mock.Mock(vocab_size=len(entries), tokens=lambda ids: [entries[i] for i in ids],
+                        is_bytewise=False)
   assert negatives.token_classes(tokenizer).tolist() == [
       MARK, MARK, MARK, CAPITAL, OTHER, CAPITAL, OTHER, DIGIT, DIGIT, OTHER, OTHER, MARK]
 
@@ -49,7 +50,8 @@ def test_classes_of_byte_level_tokens():
   words = ['é', 'É', 'я', 'Я', '\u201c', 'x7']
   spelled = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
   entries = ['\u0120a', *(spelled.pre_tokenize_str(word)[0][0] for word in words), '\u00c3']
-  tokenizer = mock.Mock(vocab_size=len(entries), tokens=lambda ids: [entries[i] for i in ids])
+  tokenizer = mock.Mock(vocab_size=len(entries), tokens=lambda ids: [entries[i] for i in ids],
+                        is_bytewise=True)
   assert negatives.token_classes(tokenizer).tolist() == [
       OTHER, OTHER, CAPITAL, OTHER, CAPITAL, MARK, OTHER, MARK]  # a part of a letter is a mark
 

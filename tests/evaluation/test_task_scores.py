@@ -179,7 +179,7 @@ def test_inputs_are_as_long_as_in_predictions(tmp_path):
     assert config.max_len == expected
 
 
-def test_models_whose_answers_have_more_steps_are_refused(tmp_path):
+def test_steps_of_a_model_that_the_scores_lack_are_named_or_refused(tmp_path, capsys):
   (tmp_path / 'dev.tsv').write_text('text\tlabel\nw1 good\tyes\nw2 bad\tno\n')
   name = made_tasks.with_head(tmp_path / 'a', 'sequence_classification', ('no', 'yes'))
   bert = bert_jax.from_pretrained(name)
@@ -191,8 +191,8 @@ def test_models_whose_answers_have_more_steps_are_refused(tmp_path):
 
   data, path = str(tmp_path / 'dev.tsv'), epath.Path(tmp_path / 'x.json')
   prompts = {'prompts': {'q': 'w1 '}, 'default_prompt': 'q'}
-  with pytest.raises(UserError, match="leave out the default prompt 'q' of --model"):
-    task_scores.evaluate(of(CrossLayout(activation='', **prompts)), data, path)
+  task_scores.evaluate(of(CrossLayout(activation='', **prompts)), data, path)
+  assert "the scores leave out the default prompt 'q' of --model" in capsys.readouterr().out
   for options, step in (
       ({'dim': 4}, 'truncate_dim'),
       ({'modules': (Module('Dense', {}, {'x': np.ones(1)}),)}, 'the modules after the pooling')):

@@ -61,6 +61,7 @@ class Tokenizer(abc.ABC):
   around: Around
   before_word = ''
   lowercase: bool | None = None
+  is_bytewise = False  # writes each byte of a letter as a character, as RoBERTa's BPE
   splits_as_bert = False  # at spaces, and around punctuation and Han characters
   parses_special = False
   markers: tuple[str, ...] = ()

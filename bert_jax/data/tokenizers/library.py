@@ -267,10 +267,13 @@ class LibraryTokenizer(base.Tokenizer):
     inside = self._settings['model'].get('continuing_subword_prefix')
     if self.kind == 'wordlevel' or inside:
       return np.array([not (inside and entry.startswith(inside)) for entry in self.vocab])
-    bytewise = 'ByteLevel' in json.dumps(
-        [self._settings.get(x) for x in ('normalizer', 'pre_tokenizer')])
-    space = '\u0120' if bytewise else base.SPACE  # the space before a word
+    space = '\u0120' if self.is_bytewise else base.SPACE  # the space before a word
     return np.array([entry.startswith(space) for entry in self.vocab])
+
+  @property
+  def is_bytewise(self) -> bool:
+    return 'ByteLevel' in json.dumps(
+        [self._settings.get(x) for x in ('normalizer', 'pre_tokenizer')])
 
   @property
   def can_extend(self) -> bool:
