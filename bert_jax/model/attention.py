@@ -230,7 +230,7 @@ class Attend:
     is_near = jnp.abs(at[:, None] - at[None, :]) <= reach  # [L, L]
     bias = jnp.where(is_near, mask.bias, MASKED)
     out, weights = dot_product_attention(query, key, value, bias, dropout.drop)
-    sees = (bias > MASKED / 2).any(-1)[:, 0]  # [B, L], see `local_attention`
+    sees = bias.max(-1)[:, 0] > MASKED / 2  # [B, L], see `local_attention`
     out = jnp.where(sees[:, :, None, None], out, 0)
     return out, weights if self.keeps_weights else None
 
