@@ -20,13 +20,7 @@ from bert_jax.interop.sentence_layout import SentenceLayout
 from bert_jax.labelled.packed_examples import Batches
 from bert_jax.runs import model_fields
 from bert_jax.runtime import console, sealed
-from bert_jax.tasks import (
-  finetuning_data,
-  late_interaction,
-  question_answering,
-  task_kind,
-  task_list,
-)
+from bert_jax.tasks import finetuning_data, question_answering, task_kind, task_list
 
 # Fields of `data` that say how a run trains, not how it reads examples.
 _OF_TRAINING = ('train', 'eval', 'test', 'eval_fields', 'loader_workers', 'cached_parts')
@@ -77,17 +71,15 @@ def _config(name: str, model: Pretrained, kind: type[task_kind.TaskKind],
   return config
 
 
-def _left_out(model: Pretrained, kind: type[task_kind.TaskKind]) -> list[str]:
-  """The steps of a model's answers that the task of a run does not have."""
-  own = model.sentence
-  if not own or kind.name == late_interaction.LateKind.name:  # its prompts are config fields
-    return []
-  has_modules = any(module.tensors for module in getattr(own, 'modules', ()))
-  return [title for title, exists in (
+def _check_embedder(own: SentenceLayout, name: str):
+  """Raises UserError for an embedder whose vectors are more than pooled hidden states."""
+  left_out = [title for title, exists in (
       (f'the default prompt {own.default_prompt!r}', own.prompt(None)),
-      ('the modules after the pooling', has_modules),
-      ('truncate_dim', getattr(own, 'dim', None)),
-      ('max_active_dims', getattr(own, 'most', None))) if exists]
+      ('the modules after the pooling', any(module.tensors for module in own.modules)),
+      ('truncate_dim', own.dim)) if exists]
+  require(not left_out,
+          f'--suite=task would leave out {" and ".join(left_out)} of --model={name}: '
+          '--suite=retrieval and --suite=mteb score the whole model')
 
 
 def _check_labels(files: finetuning_data.ExampleFiles, model: Pretrained, name: str):
@@ -139,10 +131,8 @@ def evaluate(bert: Bert, data: str, _: epath.Path, *, task: str = '',
   kind = task_list.ALL[task]
   if kind.parameter_groups:
     kind.head_of(bert)  # raises UserError for another task's model
-  left_out = ' and '.join(_left_out(model, kind))
-  require(not left_out or not isinstance(model.sentence, SentenceLayout),
-          f'--suite=task would leave out {left_out} of --model={name}: --suite=retrieval and '
-          '--suite=mteb score the whole model')
+  if isinstance(model.sentence, SentenceLayout):
+    _check_embedder(model.sentence, name)
   config = _config(name, model, kind, fields, max_len)
   # `make` builds the task from this file, and names it data.train in its messages.
   config = changed(config, {'data.train': data})
@@ -150,7 +140,7 @@ def evaluate(bert: Bert, data: str, _: epath.Path, *, task: str = '',
           f'--max_len={config.max_len} must be at least 8 and at most the '
           f'{model.config.max_positions} positions of the model')
 
-  notes = [f'the scores leave out {left_out} of --model={name}'] if left_out else []
+  notes = []
   examples = finetuning_data.not_empty(
       kind.files.read(data, config.data, 'validation', notes), data)
   files = kind.files.make(config, examples, notes).with_facts(model.facts, notes)

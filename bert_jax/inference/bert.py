@@ -111,8 +111,8 @@ class Bert(LoadedModel):
       pooling: one of `model.pooling.POOLINGS`, such as 'cls', 'mean' or 'max'; 'none' = a
         vector for each token, without dense layers and prompts; None = the pooling of the
         model, else the mean.
-      normalize: True = scale to length 1; None = as the model's folder says, else no. With
-        `dim`, the vectors always have length 1.
+      normalize: True = scale to length 1; None = as the model's folder says, else no.
+        With `dim`, the vectors always have length 1.
       layers: layers to concatenate: 0 = embeddings, 1..N, or from the end, -1 = the last.
         (-4, -3, -2, -1) is the paper's best for NER.
       long: how to read a text of more than `max_len` tokens: its 'head', 'tail' or
@@ -166,9 +166,9 @@ class Bert(LoadedModel):
             'them, and pooling=mean the mean of the hidden states')
     require(pooling is not None
             or not isinstance(self.model.sentence, SparseLayout | CrossLayout),
-            'this model has no vector of a text: predict --task=sparse_embedding gives the '
-            'weights of a SPLADE model, --task=reranking the scores of a reranker, and '
-            'pooling=mean the mean of the hidden states')
+            'this model has no vector of a text: predict --task=sparse_embedding gives '
+            'the weights of a SPLADE model, --task=reranking the scores of a reranker, '
+            'and pooling=mean the mean of the hidden states')
 
   def _unpooled(self, rows: Sequence[inputs_lib.Input], owners: np.ndarray,
                 prompt: str) -> np.ndarray:

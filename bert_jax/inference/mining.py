@@ -55,7 +55,8 @@ def _negatives(candidates: Sequence[Sequence[int]], texts: beir.Texts,
   return [indices if len(indices) == count else [] for indices in chosen]
 
 
-def _check(given: dict[str, str], columns: Sequence[str], ranks: Sequence[int], count: int):
+def _check(given: dict[str, str], columns: Sequence[str], ranks: Sequence[int],
+           count: int):
   """Raises UserError for a missing flag, wrong columns or ranks, or too few ranks."""
   for name, value in given.items():
     require(bool(value), f'give --{name}')
@@ -65,8 +66,8 @@ def _check(given: dict[str, str], columns: Sequence[str], ranks: Sequence[int], 
           f'--ranks={",".join(map(str, ranks))} must be a first rank from 1 on and a last '
           'one')
   require(count <= ranks[1] - ranks[0] + 1,
-          f'--count={count} negatives do not fit into --ranks={ranks[0]},{ranks[1]}: give '
-          'more ranks or a smaller count')
+          f'--count={count} negatives do not fit into --ranks={ranks[0]},{ranks[1]}: '
+          'give more ranks or a smaller count')
 
 
 def _pairs(source: str, query: str, positive: str) -> list[tuple[str, str]]:

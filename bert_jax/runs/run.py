@@ -41,7 +41,8 @@ from bert_jax.training.job import Job
 
 _SHARED_SECONDS = 10
 # Files that a run writes after its run.json, or never.
-_FOREIGN = ('metrics.jsonl', 'config.json', 'bert.json', 'modules.json', 'bert_config.json')
+_FOREIGN = ('metrics.jsonl', 'config.json', 'bert.json', 'modules.json',
+            'bert_config.json')
 _PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint')
 
 
@@ -143,15 +144,16 @@ def _train(asked: resolve.Asked, path: epath.Path) -> FrozenConfigDict:
   # Another task could not even read the fields of this run.
   task = earlier.get('task', asked.config.task)
   require(task == asked.config.task,
-          f'{path} holds a run with task={task} (now {asked.config.task}): that is another '
-          'run, use another --workdir')
+          f'{path} holds a run with task={task} (now {asked.config.task}): that is '
+          'another run, use another --workdir')
   has_started = bool(integrity.steps(path / 'checkpoints'))
   require(not has_started or run_json,
           f'{path} holds checkpoints but not the run.json with their config: restore the '
           'file, or use another --workdir')
   # A run would cut off the metrics of another program, or hide a model.
-  foreign = '' if run_json else next((name for name in _FOREIGN if (path / name).exists()), '')
-  require(not foreign, f'--workdir={path} holds {foreign} and no run.json, so it is not the '
+  foreign = [name for name in _FOREIGN if not run_json and (path / name).exists()]
+  require(not foreign,
+          f'--workdir={path} holds {", ".join(foreign)} and no run.json, so it is not the '
           'folder of a run: give a new folder')
   damaged = path / 'damaged'
   require(has_started or not damaged.exists() or not [*damaged.glob('checkpoints-*')],
@@ -172,9 +174,9 @@ def _train(asked: resolve.Asked, path: epath.Path) -> FrozenConfigDict:
   console.print_summary(_summary(config, job, mesh, workdir))
   notes = [*notes, *job.notes, *loader.notes(config.data.loader_workers)]
   if not config.keep_best and (kept := integrity.steps(path / 'best')):
-    notes.append(f'{path}/best still has step {kept[-1]}, which predict, convert and evaluate '
-                 'use, and this run has no keep_best: delete the folder to use the newest '
-                 'checkpoint')
+    notes.append(f'{path}/best still has step {kept[-1]}, which predict, convert and '
+                 'evaluate use, and this run has no keep_best: delete the folder to use '
+                 'the newest checkpoint')
   console.print_summary([*(('note', note) for note in notes),
                          *(('changed', str(change)) for change in changes)])
 

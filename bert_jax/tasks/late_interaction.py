@@ -220,9 +220,9 @@ class LateFiles(sentence_embedding.EmbeddingFiles):
             f'data.query_length={data.query_length} is above max_len={config.max_len}')
     model = architectures.make_config(config.model)
     require(model.can_hide or data.query_expansion not in HIDING,
-            f'data.query_expansion={data.query_expansion} hides the added [MASK] from other '
-            'tokens, and the DeBERTa of transformers computes other vectors for hidden tokens: '
-            f'give {data.query_expansion}_visible or none')
+            f'data.query_expansion={data.query_expansion} hides the added [MASK], and the '
+            'DeBERTa of transformers computes other vectors for hidden tokens: give '
+            f'{data.query_expansion}_visible or none')
     head = BertForLateInteraction(model, data.width)
     # With the expansion min, data.query_length does not limit a query.
     is_bounded = not data.query_expansion.startswith('min')

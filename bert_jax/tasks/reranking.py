@@ -136,7 +136,7 @@ class RerankingFiles(finetuning_data.ExampleFiles):
   @staticmethod
   def read(path, data, split, _):
     # The lines of a query need not be adjacent.
-    groups = {}
+    groups, places = {}, {}
     for row in table.read(path, data.format, split):
       query = row.text(data.text_column)
       group = groups.setdefault(query, Group(row.where, query, [], []))
@@ -148,10 +148,11 @@ class RerankingFiles(finetuning_data.ExampleFiles):
         grades = [0.0 if split == 'test' else _grade(row, data.label_column)]
       for document, grade in zip(documents, grades):
         # Lines of `mine` for one query may have the same document, which counts once.
-        if split != 'test' and document in group.documents:
-          at = group.documents.index(document)
+        at = places.get((query, document))
+        if split != 'test' and at is not None:
           group.grades[at] = max(group.grades[at], grade)
         else:
+          places[query, document] = len(group.documents)
           group.documents.append(document)
           group.grades.append(grade)
     for group in groups.values():
@@ -161,8 +162,8 @@ class RerankingFiles(finetuning_data.ExampleFiles):
                 f'{group.where}: no document of the query {group.query!r} is relevant: '
                 'there is nothing to score')
     require(split != 'validation' or any(len(set(x.grades)) > 1 for x in groups.values()),
-            f'{path}: the documents of each query have the same grade, so every ranking is '
-            'perfect: give negatives too')
+            f'{path}: the documents of each query have the same grade, so every ranking '
+            'is perfect: give negatives too')
     return list(groups.values())
 
   @staticmethod
@@ -171,7 +172,8 @@ class RerankingFiles(finetuning_data.ExampleFiles):
     require(len(grades) > 1,
             f'{config.data.train}: all documents have the grade {min(grades):g}: there is '
             'nothing to learn')
-    require(config.data.loss != 'listwise' or any(len(set(x.grades)) > 1 for x in examples),
+    require(config.data.loss != 'listwise'
+            or any(len(set(x.grades)) > 1 for x in examples),
             f'{config.data.train}: the documents of each query have the same grade, and '
             'data.loss=listwise compares them: give data.loss=binary or graded')
     between = [group for group in examples

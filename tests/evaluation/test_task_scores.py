@@ -192,7 +192,7 @@ def test_steps_of_a_model_that_the_scores_lack_are_named_or_refused(tmp_path, ca
   data, path = str(tmp_path / 'dev.tsv'), epath.Path(tmp_path / 'x.json')
   prompts = {'prompts': {'q': 'w1 '}, 'default_prompt': 'q'}
   task_scores.evaluate(of(CrossLayout(activation='', **prompts)), data, path)
-  assert "the scores leave out the default prompt 'q' of --model" in capsys.readouterr().out
+  assert f'left out        prompts of {name}' in capsys.readouterr().out
   for options, step in (
       ({'dim': 4}, 'truncate_dim'),
       ({'modules': (Module('Dense', {}, {'x': np.ones(1)}),)}, 'the modules after the pooling')):

@@ -45,3 +45,17 @@ def test_meshes_give_the_same_losses(tmp_path, task):
   # Four rows instead of one, and another order of sums; the examples are the same.
   for (data, tensor), preset in (((4, 1), 'fsdp'), ((2, 2), 'tp')):
     np.testing.assert_allclose(losses(c, conftest.sub_mesh(data, tensor), preset), one, rtol=2e-5)
+
+
+def test_scores_with_other_fields_of_the_evaluation_are_not_compared(tmp_path):
+  """Only fields that differ from their defaults are named, so older runs stay comparable."""
+  files = made_tasks.files('question_answering', tmp_path, 8, 8)
+  for n_best, named in ((20, ''), (5, ', data.n_best=5')):
+    config = config_lib.finetuning('question_answering')
+    config.update_from_flattened_dict({
+        'init_from': made_tasks.start(tmp_path / f'model{n_best}', 'question_answering'),
+        'batch_size': 4, 'max_len': 24, 'data.doc_stride': 8, 'data.n_best': n_best, **files})
+    mesh = conftest.sub_mesh(1, 1)
+    config, model = resolve.with_model(config, mesh)
+    job = finetune.make_job(config, model, mesh, epath.Path('unused'))
+    assert job.data.judged_on(0) == files['data.eval'] + named
