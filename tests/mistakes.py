@@ -49,7 +49,7 @@ def _examples(folder: pathlib.Path):
   (folder / 'header.tsv').write_text('text\tlabel\n')
   (folder / 'no_number.tsv').write_text('text\tlabel\nw1\t1.5\nw2\tmuch\n')
   (folder / 'missing.tsv').write_text('text\tlabel\nw1\tno\nw2\tnan\nw3\tyes\n')
-  (folder / 'scored.csv').write_text('text,rude,spam\nw1,0,1\nw2,-1,-1\n')
+  (folder / 'scored.csv').write_text('text,rude,spam\nw1,0,1\nw2,-1,-1\nw3,1,0\n')
   made_tasks.tags(folder / 'tags.conll', 20)
   (folder / 'no_tag.conll').write_text('w1 O\nw2\n')
   (folder / 'other_tag.conll').write_text('w1 B-PLACE\n')

@@ -98,7 +98,7 @@ RULES = (
     (r'model.hidden_size=30 is not divisible by', 'model.hidden_size=32'),
     (r'model.attention=splash is not available', 'model.attention=auto'),
     (r'sharding=fsdp splits .*: choose another mesh or sharding', 'sharding=dp',
-     'mesh.data=4 mesh.model=2'),
+     'mesh.replica=2 mesh.data=4'),
     # ---- fields without effect ------------------------------------------------------------------
     (r'--config\.(\S+) has no effect here: .* leave (?:it|this field) out$', r'~\1'),
     (r'--config\.(data.lowercase) has no effect here: .* determines the case itself', r'~\1'),
