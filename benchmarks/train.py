@@ -86,7 +86,7 @@ def _write_rows(job: Any, path: epath.Path) -> float:
         'ids': masked.ids.astype(int), 'segments': tokens.type_ids.astype(int),
         'mask': real.astype(int), 'labels': labels, 'positions': tokens.positions.astype(int),
         'nsp': rows.labels[:, 0].astype(int), 'pairs': tokens.text_ids.astype(int),
-        'cls': rows.cls_positions.astype(int),
+        'cls': rows.starts.astype(int),
         'nsp_of_pairs': np.where(rows.pair_weights > 0, rows.labels, -100).astype(int)})
   np.savez(path, **{name: np.stack([batch[name] for batch in batches]) for name in batches[0]})
   return float(real_tokens)

@@ -78,7 +78,7 @@ def late(folder: pathlib.Path) -> str:
   """A folder of a MultiVectorEncoder, with a random projection to 8."""
   encoder = huggingface.load(epath.Path(model(folder.parent / f'{folder.name}-encoder')))
   layout = late_layout_of(32)
-  projected = late_layout.with_projection(dataclasses.replace(encoder, sentence=layout))
+  projected = late_layout.with_projection(dataclasses.replace(encoder, text_layout=layout))
   sentence_transformers.save(projected, epath.Path(folder))
   return str(folder)
 

@@ -32,7 +32,7 @@ class Rows(NamedTuple):
   """A batch of rows; int32, except `pair_weights`, `mask_rate` and `tokens.causal`."""
 
   tokens: Tokens  # [B, L] each
-  cls_positions: np.ndarray  # [B, P] position of each pair's [CLS]
+  starts: np.ndarray  # [B, P] position of each pair's [CLS]
   labels: np.ndarray  # [B, P] 0 = B follows A; 1 = B is from elsewhere, or comes before A
   # [B, P] float32: 1 for a pair; 0 for a single text, which serves masked LM only, or for
   # an empty slot.
@@ -112,7 +112,7 @@ def gather(records: Records, pairs: Pairs, layout: RowLayout, tokenizer: Tokeniz
   return Rows(
       Tokens(ids=spread(tokens, tokenizer.pad_id), type_ids=spread(in_b),
              positions=spread(position), text_ids=spread(number[pair])),
-      cls_positions=np.where(real, begin, 0).astype(np.int32),
+      starts=np.where(real, begin, 0).astype(np.int32),
       labels=pairs.label.astype(np.int32),
       pair_weights=pairs.has_b.astype(np.float32),
       row=row.astype(np.int32),

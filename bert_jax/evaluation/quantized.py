@@ -50,7 +50,7 @@ class Texts:
     require(not (model.task and task_list.WITH_HEAD[model.task].scores_choices),
             '--quantize=int8 is not for multiple choice: leave it out')
     texts, self.classes = self._read(model, name, data, fields)
-    longest = (model.sentence.max_len if model.sentence else
+    longest = (model.text_layout.max_len if model.text_layout else
                model.facts.get('max_len')) or _LONGEST
     inputs, _ = inputs_lib.text_inputs(texts, model.tokenizer,
                                        min(longest, model.config.max_positions))

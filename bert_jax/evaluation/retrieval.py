@@ -160,7 +160,7 @@ def evaluate(bert: Bert, source: str, path: epath.Path, *, split: str = 'test',
   require_choice('--precision', precision, short_vectors.PRECISIONS)
   # Before the search, which takes long: raises UserError for another task's model.
   reranker = load_cross_encoder(rerank)
-  if isinstance(bert.model.sentence, LateLayout):
+  if isinstance(bert.model.text_layout, LateLayout):
     for flag, given in (('pooling', pooling), ('max_len', max_len),
                         ('precision', precision != 'float32')):
       require(not given, f'--{flag} has no effect here: a late-interaction model has one '
@@ -170,7 +170,7 @@ def evaluate(bert: Bert, source: str, path: epath.Path, *, split: str = 'test',
   if absent:
     print_summary([('note', f'{len(absent):,} judged documents are not in the corpus, such '
                             f'as {absent[0]!r}: they count as not found, as in trec_eval')])
-  if isinstance(bert.model.sentence, LateLayout):
+  if isinstance(bert.model.text_layout, LateLayout):
     run = _search_late(bert, corpus, queries)
   else:
     short_vectors.check(precision, stored_vectors.width_of(bert, pooling, max_len))

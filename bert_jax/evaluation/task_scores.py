@@ -49,7 +49,7 @@ def _config(name: str, model: Pretrained, kind: type[task_kind.TaskKind],
   # Facts override the fields of the run. Models of other libraries have only facts.
   fields = _fields_of_run(name, kind) | {
       field: value for field, value in facts.items() if value is not None and value != ()}
-  own = model.sentence
+  own = model.text_layout
   own_length = own and (getattr(own, 'texts', None) and own.texts.document_length
                         or own.max_len)
   # As predictions read inputs: see `LoadedModel.trained_length`.
@@ -131,8 +131,8 @@ def evaluate(bert: Bert, data: str, _: epath.Path, *, task: str = '',
   kind = task_list.ALL[task]
   if kind.parameter_groups:
     kind.head_of(bert)  # raises UserError for another task's model
-  if isinstance(model.sentence, SentenceLayout):
-    _check_embedder(model.sentence, name)
+  if isinstance(model.text_layout, SentenceLayout):
+    _check_embedder(model.text_layout, name)
   config = _config(name, model, kind, fields, max_len)
   # `make` builds the task from this file, and names it data.train in its messages.
   config = changed(config, {'data.train': data})

@@ -161,11 +161,11 @@ class Bert(LoadedModel):
   def _check_pooling(self, pooling: str | None):
     if pooling is not None:
       require_choice('pooling', pooling, (*POOLINGS, TOKEN_VECTORS))
-    require(pooling is not None or not isinstance(self.model.sentence, LateLayout),
+    require(pooling is not None or not isinstance(self.model.text_layout, LateLayout),
             'this model has a vector for each token: predict --task=late_interaction gives '
             'them, and pooling=mean the mean of the hidden states')
     require(pooling is not None
-            or not isinstance(self.model.sentence, SparseLayout | CrossLayout),
+            or not isinstance(self.model.text_layout, SparseLayout | CrossLayout),
             'this model has no vector of a text: predict --task=sparse_embedding gives '
             'the weights of a SPLADE model, --task=reranking the scores of a reranker, '
             'and pooling=mean the mean of the hidden states')
@@ -226,7 +226,7 @@ class Bert(LoadedModel):
     check_list(queries)
     check_list(documents)
     require(top_k >= 1, f'top_k={top_k} must be at least 1')
-    if isinstance(self.model.sentence, LateLayout):
+    if isinstance(self.model.text_layout, LateLayout):
       scores = late_interaction.max_sims(*(
           late_interaction.vectors(self, texts, names[0])
           for texts, names in ((queries, QUERY), (documents, DOCUMENT))))

@@ -104,8 +104,8 @@ def identity(model: Pretrained) -> str:
                  'labels': model.labels, 'problem': model.problem, 'facts': facts,
                  'tokenizer': tokenizer_base.digest(model.tokenizer)}
   hashed.update(json.dumps(description, sort_keys=True).encode())
-  if model.sentence:
-    for name, content in sorted(model.sentence.files(model.config.hidden_size).items()):
+  if model.text_layout:
+    for name, content in sorted(model.text_layout.files(model.config.hidden_size).items()):
       hashed.update(name.encode() + content)
   # The values, not the path: the same weights may lie in another folder.
   for x in jax.tree.leaves(model.params):

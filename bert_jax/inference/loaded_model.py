@@ -49,7 +49,7 @@ class LoadedModel:
     self.params = jax.tree.map(jnp.asarray, model.params)
     self.model = dataclasses.replace(model, params=self.params)
     self.config, self.tokenizer = model.config, model.tokenizer
-    own = model.sentence
+    own = model.text_layout
     self.dense = _own_or_default(own, SentenceLayout)
     self.sparse = _own_or_default(own, SparseLayout)
     self.cross = _own_or_default(own, CrossLayout)

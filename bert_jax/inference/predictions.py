@@ -179,7 +179,7 @@ def _load(task: str, model: str, options: Options, precision: str,
             f'--prompt={options.prompt} has no effect here: --prompt=query gives query '
             'vectors, --prompt=document gives document vectors')
   else:
-    (bert.model.sentence or bert.dense).prompt(options.prompt)
+    (bert.model.text_layout or bert.dense).prompt(options.prompt)
   if task == 'reranking':
     bert.cross.finished(np.zeros((0, 1), np.float32))  # checks the activation
   if task in task_list.ALL:

@@ -301,11 +301,11 @@ def save_settings(model: Pretrained, directory: epath.Path) -> dict[str, Any]:
                'label2id': {label: i for i, label in enumerate(model.labels)}}
   if model.problem:
     fields['problem_type'] = _key(_PROBLEMS, model.problem)
-  if isinstance(model.sentence, cross_layout.CrossLayout):
-    fields |= model.sentence.config_fields
+  if isinstance(model.text_layout, cross_layout.CrossLayout):
+    fields |= model.text_layout.config_fields
     # config.json has no field for prompts. The files of sentence-transformers have one.
-    if model.sentence.prompts:
-      model.sentence.write(directory, c.hidden_size)
+    if model.text_layout.prompts:
+      model.text_layout.write(directory, c.hidden_size)
   (directory / 'config.json').write_text(json.dumps(fields, indent=2) + '\n')
   model.tokenizer.save(directory, segments=c.has_segments and c.type_vocab_size > 1)
   path = directory / 'tokenizer_config.json'

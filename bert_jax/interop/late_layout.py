@@ -200,14 +200,14 @@ def of_run(data: Mapping[str, Any], max_len: int) -> LateLayout:
 
 def with_projection(model: Any) -> Any:
   """Moves the projection of a `Pretrained` from its layout to its parameters."""
-  kernel = model.sentence.projection
+  kernel = model.text_layout.projection
   if kernel is None:  # the folder leaves the hidden states as they are
     kernel = np.eye(model.config.hidden_size, dtype=np.float32)
   params = {**model.params['params'], 'projection': {'kernel': kernel}}
   return dataclasses.replace(
       model, params={'params': params}, task=late_interaction.LateKind.name,
       labels=late_interaction.entries(kernel.shape[1]),
-      sentence=dataclasses.replace(model.sentence, projection=None))
+      text_layout=dataclasses.replace(model.text_layout, projection=None))
 
 
 def without_projection(model: Any) -> Any:
@@ -216,4 +216,4 @@ def without_projection(model: Any) -> Any:
   kernel = np.asarray(params.pop('projection')['kernel'])
   return dataclasses.replace(
       model, params={'params': params}, task='', labels=(),
-      sentence=dataclasses.replace(model.sentence, projection=kernel))
+      text_layout=dataclasses.replace(model.text_layout, projection=kernel))

@@ -62,8 +62,8 @@ def save(model: Pretrained, directory: epath.Path):
              'facts': model.facts,
              'tokenizer': sealed.digests(directory / 'tokenizer'),
              'arrays': integrity.arrays({'params': model.params})}
-  if model.sentence:
-    model.sentence.write(directory / _SENTENCE, model.config.hidden_size)
+  if model.text_layout:
+    model.text_layout.write(directory / _SENTENCE, model.config.hidden_size)
     content[_SENTENCE] = sealed.digests(directory / _SENTENCE)
   # Last: a folder with this file is complete.
   (directory / CHECKPOINT_FILE).write_text(
@@ -96,10 +96,10 @@ def load(directory: epath.Path) -> Pretrained:
         checkpoint.absolute(directory), {'params': abstract}, content)['params']
   except integrity.Damaged as e:
     raise UserError(f'{directory} is damaged: {e}') from e
-  sentence = None
+  text_layout = None
   if _SENTENCE in content:
     sealed.check(directory / _SENTENCE, content[_SENTENCE])
-    sentence = sentence_layout.read(directory / _SENTENCE, config, tokenizer)
+    text_layout = sentence_layout.read(directory / _SENTENCE, config, tokenizer)
   return Pretrained(config=config,
                     params=params,
                     tokenizer=tokenizer,
@@ -107,7 +107,7 @@ def load(directory: epath.Path) -> Pretrained:
                     labels=labels,
                     problem=content.get('problem', ''),
                     facts=content.get('facts', {}),
-                    sentence=sentence)
+                    text_layout=text_layout)
 
 
 def _scores(workdir: epath.Path, step: int) -> dict[str, float]:
@@ -189,4 +189,4 @@ def load_workdir(directory: epath.Path, step: int | None = None,
                     labels=labels,
                     problem=run.get('problem', ''),
                     facts=facts,
-                    sentence=_text_layout(fields, config))
+                    text_layout=_text_layout(fields, config))

@@ -39,7 +39,7 @@ class Pretrained:
       about fine-tuning: 'task' (it differs from the field `task` for reranking, which
       uses the head of sequence_classification), 'max_len', 'null_threshold',
       'highest_grade', 'reads_pairs', and FACTS_OF_DATA.
-    sentence: how the model turns a text into a vector, weights or a score; None =
+    text_layout: how the model turns a text into a vector, weights or a score; None =
       unknown.
   """
 
@@ -50,7 +50,7 @@ class Pretrained:
   labels: tuple[str, ...] = ()
   problem: str = ''
   facts: dict[str, Any] = dataclasses.field(default_factory=dict)
-  sentence: TextLayout | None = None
+  text_layout: TextLayout | None = None
 
   @property
   def parts(self) -> str:

@@ -92,7 +92,7 @@ def load(directory: epath.Path) -> Pretrained:
             f'{directory} is a cross-encoder, but its encoder has no classifier')
     facts['max_len'] = layout.max_len
     # Versions of the package write the activation into different files of a folder.
-    own = model.sentence.activation if isinstance(model.sentence, CrossLayout) else ''
+    own = model.text_layout.activation if isinstance(model.text_layout, CrossLayout) else ''
     layout = dataclasses.replace(layout, activation=layout.activation or own)
   # sentence-transformers parses special tokens in texts, so "[SEP]" is one token.
   tokenizer = model.tokenizer.parsing(True)
@@ -103,7 +103,7 @@ def load(directory: epath.Path) -> Pretrained:
   if layout and layout.lowercase and isinstance(tokenizer, LibraryTokenizer):
     tokenizer = tokenizer.lowercased()
     layout = dataclasses.replace(layout, lowercase=False)
-  model = dataclasses.replace(model, facts=facts, sentence=layout, tokenizer=tokenizer)
+  model = dataclasses.replace(model, facts=facts, text_layout=layout, tokenizer=tokenizer)
   return late_layout.with_projection(model) if isinstance(layout, LateLayout) else model
 
 
@@ -114,11 +114,11 @@ def exported(model: Pretrained) -> Pretrained:
   late interaction its projection. Any other model loses its heads, and pools by the mean
   unless it defines another way.
   """
-  layout = model.sentence or SentenceLayout()
+  layout = model.text_layout or SentenceLayout()
   layout = dataclasses.replace(
       layout, max_len=layout.max_len or model.config.max_positions)
   if isinstance(layout, CrossLayout | LateLayout):
-    return dataclasses.replace(model, sentence=layout)
+    return dataclasses.replace(model, text_layout=layout)
   if isinstance(layout, SparseLayout):
     kept, keeps_pooler = ('bert', 'mlm_'), model.config.pooler_is_shared
   else:
@@ -128,7 +128,7 @@ def exported(model: Pretrained) -> Pretrained:
   if not keeps_pooler:
     tree['bert'] = {name: x for name, x in tree['bert'].items() if name != 'pooler'}
   return dataclasses.replace(
-      model, params={'params': tree}, sentence=layout, task='', labels=(), problem='')
+      model, params={'params': tree}, text_layout=layout, task='', labels=(), problem='')
 
 
 def save(model: Pretrained, directory: epath.Path):
@@ -137,15 +137,15 @@ def save(model: Pretrained, directory: epath.Path):
   Raises:
     UserError: transformers has no class for this encoder.
   """
-  layout = model.sentence
+  layout = model.text_layout
   if isinstance(layout, LateLayout):
     model = late_layout.without_projection(model)
   huggingface.save(model, directory)
-  kind = _KINDS[type(model.sentence)]
+  kind = _KINDS[type(model.text_layout)]
   usage = (f'from sentence_transformers import {kind.name}', '',
            f"model = {kind.name}('{huggingface.PLACEHOLDER}')", *kind.usage)
   (directory / 'README.md').write_text(huggingface.card(model, kind.header, usage))
-  model.sentence.write(directory, model.config.hidden_size)
+  model.text_layout.write(directory, model.config.hidden_size)
 
 
 def _one_in_a_row(inputs: list[inputs_lib.Input], pad_id: int) -> tuple[Tokens, jax.Array]:
@@ -156,7 +156,7 @@ def _one_in_a_row(inputs: list[inputs_lib.Input], pad_id: int) -> tuple[Tokens, 
 
 def _late_vectors(model: Pretrained, texts: list[str], role: str) -> np.ndarray:
   """Computes the vectors of all tokens that count: [tokens, D']."""
-  layout, config = model.sentence, dataclasses.replace(model.config, dtype='float32')
+  layout, config = model.text_layout, dataclasses.replace(model.config, dtype='float32')
   inputs, counts = layout.inputs(texts, model.tokenizer, role, config.max_positions)
   batch, starts = _one_in_a_row(inputs, model.tokenizer.pad_id)
   head = late_interaction.BertForLateInteraction(config, len(model.labels),
@@ -167,7 +167,7 @@ def _late_vectors(model: Pretrained, texts: list[str], role: str) -> np.ndarray:
 
 def _vectors(model: Pretrained, texts: list[tuple[str, ...]]) -> np.ndarray:
   """Computes our vectors, weights or scores of texts or pairs: [B, D]."""
-  layout, config = model.sentence, dataclasses.replace(model.config, dtype='float32')
+  layout, config = model.text_layout, dataclasses.replace(model.config, dtype='float32')
   inputs, _ = inputs_lib.text_inputs(layout.prepared(texts, ''), model.tokenizer,
                                      layout.max_len)
   batch, starts = _one_in_a_row(inputs, model.tokenizer.pad_id)
@@ -205,10 +205,10 @@ def compare(model: Pretrained, directory: epath.Path) -> Iterator[tuple[str, str
   # Only strings that all published tokenizers encode the same. `verify.compare` covers
   # tokenization.
   texts = [text for text in tokenizer_checks.HOSTILE[:7] if text.strip()]
-  theirs = getattr(sentence_transformers, _KINDS[type(model.sentence)].name)(
+  theirs = getattr(sentence_transformers, _KINDS[type(model.text_layout)].name)(
       str(directory), device='cpu', local_files_only=True)
   options = {'prompt': '', 'show_progress_bar': False}
-  if isinstance(model.sentence, LateLayout):
+  if isinstance(model.text_layout, LateLayout):
     for role, encode in ((QUERY, theirs.encode_query), (DOCUMENT, theirs.encode_document)):
       expected = encode(texts, show_progress_bar=False, convert_to_numpy=True)
       name = f'vectors of a {role}'
@@ -216,12 +216,12 @@ def compare(model: Pretrained, directory: epath.Path) -> Iterator[tuple[str, str
           {name: _late_vectors(model, texts, role)}, {name: np.concatenate(expected)},
           'sentence-transformers')
     return
-  if isinstance(model.sentence, CrossLayout):
+  if isinstance(model.text_layout, CrossLayout):
     name, texts = 'scores', list(zip(texts, texts[::-1]))
     expected = theirs.predict(texts, **options).reshape(len(texts), -1)
   else:
     name, texts = 'vectors', [(text,) for text in texts]
-    is_sparse = isinstance(model.sentence, SparseLayout)
+    is_sparse = isinstance(model.text_layout, SparseLayout)
     options |= {'convert_to_sparse_tensor': False} if is_sparse else {}
     expected = np.asarray(theirs.encode([text for text, in texts], **options))
   yield from verify.compare_outputs({name: _vectors(model, texts)}, {name: expected},

@@ -183,10 +183,10 @@ def compare(a: Pretrained, b: Pretrained,
       yield 'note', (f'{name} is {ours} in one model and {theirs} in the other: answers may '
                      'differ')
   width = a.config.hidden_size
-  require(not a.sentence or not b.sentence
-          or a.sentence.files(width) == b.sentence.files(width),
+  require(not a.text_layout or not b.text_layout
+          or a.text_layout.files(width) == b.text_layout.files(width),
           'the models differ in pooling, in the modules after it, or in prompts')
-  if bool(a.sentence) != bool(b.sentence):
+  if bool(a.text_layout) != bool(b.text_layout):
     yield 'left out', ('pooling, modules and prompts: only one of the models has them; '
                        '--to=sentence_transformers writes them')
   yield 'tensors', f'{_compare_tensors(a, b)}, all equal to the bit'

@@ -154,7 +154,7 @@ def skew(x: jax.Array) -> jax.Array:
   return flat.reshape(*outer, length, 2 * length - 1)[..., :length]
 
 
-class Mask(NamedTuple):
+class RelativeMask(NamedTuple):
   """An `attention.Mask`, and the relative positions that rows of this length use."""
 
   text_ids: jax.Array  # [B, L] int32
@@ -189,7 +189,7 @@ class DisentangledAttention(attention.SelfAttention):
   config: DebertaConfig
 
   @nn.compact
-  def __call__(self, x: jax.Array, mask: Mask, *, deterministic: bool
+  def __call__(self, x: jax.Array, mask: RelativeMask, *, deterministic: bool
                ) -> tuple[Biased, jax.Array | None]:
     """[B, L, D] -> ([B, L, D], the weights [B, H, L, L] if `attend` keeps them)."""
     c = self.config
@@ -249,7 +249,7 @@ class Convolution(nn.Module):
   deterministic: bool
 
   @nn.compact
-  def __call__(self, x: jax.Array, y: jax.Array, mask: Mask) -> jax.Array:
+  def __call__(self, x: jax.Array, y: jax.Array, mask: RelativeMask) -> jax.Array:
     """[B, L, D], [B, L, D] and the mask -> [B, L, D]."""
     c = self.config
     taps = [*neighbors(x, mask, c.conv_kernel_size // 2)]
@@ -267,7 +267,7 @@ class Deberta(encoder.Encoder):
   def run_layers(self, x: jax.Array, tokens: Tokens, attend: attention.Attend,
                  deterministic: bool) -> tuple[jax.Array, encoder.States | None]:
     c = self.config
-    mask = Mask(*attend.mask(tokens),
+    mask = RelativeMask(*attend.mask(tokens),
                 RelativePositions(c, name='relative')(x.shape[1]))
     first_states = None
     if c.conv_kernel_size:

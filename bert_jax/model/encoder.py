@@ -169,17 +169,17 @@ class Encoder(nn.Module):
     """
     return self._run(tokens, Attend(keeps_weights=True), deterministic=True)[1]
 
-  def pool(self, hidden: jax.Array, cls_positions: jax.Array) -> jax.Array:
+  def pool(self, hidden: jax.Array, starts: jax.Array) -> jax.Array:
     """Returns the input of heads on texts: [B, L, D] and [B, P] int32 -> [B, P, D]."""
-    pooled = self.pooler(take_positions(hidden, cls_positions))  # [B, P, D]
+    pooled = self.pooler(take_positions(hidden, starts))  # [B, P, D]
     return activation(self.config.pooler_activation)(pooled)
 
   def features(self, hidden: jax.Array) -> jax.Array:
     """Returns the input of heads on tokens: [..., D] -> [..., D]."""
     return hidden
 
-  def __call__(self, tokens: Tokens, cls_positions: jax.Array, *,
+  def __call__(self, tokens: Tokens, starts: jax.Array, *,
                deterministic: bool = True) -> tuple[jax.Array, jax.Array]:
     """Encodes and pools: (hidden [B, L, D], pooled [B, P, D])."""
     hidden = self.encode(tokens, deterministic=deterministic)
-    return hidden, self.pool(hidden, cls_positions)
+    return hidden, self.pool(hidden, starts)

@@ -67,22 +67,22 @@ class BertForPreTraining(nn.Module):
       logits = jnp.where(is_entry, logits, MASKED)
     return logits.reshape(*positions.shape, -1)
 
-  def nsp_logits(self, hidden: jax.Array, cls_positions: jax.Array) -> jax.Array:
+  def nsp_logits(self, hidden: jax.Array, starts: jax.Array) -> jax.Array:
     """[B, L, D], [B, P] int32 -> [B, P, 2] float32; class 0 is "B follows A"."""
-    return self.nsp(self.bert.pool(hidden, cls_positions))
+    return self.nsp(self.bert.pool(hidden, starts))
 
   def rtd_logits(self, tokens: Tokens, *, deterministic: bool = True) -> jax.Array:
     """[B, L] -> [B, L] float32, high where a token seems to be replaced (ELECTRA)."""
     return self.rtd(self.bert.encode(tokens, deterministic=deterministic))
 
   def __call__(self, tokens: Tokens, masked_positions: jax.Array,
-               cls_positions: jax.Array | None, *,
+               starts: jax.Array | None, *,
                deterministic: bool = True) -> tuple[jax.Array, jax.Array | None]:
     """Returns (MLM logits [B, M, padded V], NSP logits [B, P, 2]), both float32.
 
-    Without `cls_positions`, the model has neither NSP head nor pooler (RoBERTa), and the
+    Without `starts`, the model has neither NSP head nor pooler (RoBERTa), and the
     NSP logits are None.
     """
     hidden = self.bert.encode(tokens, deterministic=deterministic)
-    nsp_logits = None if cls_positions is None else self.nsp_logits(hidden, cls_positions)
+    nsp_logits = None if starts is None else self.nsp_logits(hidden, starts)
     return self.mlm_logits(hidden, masked_positions), nsp_logits

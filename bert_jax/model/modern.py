@@ -232,13 +232,13 @@ class Modern(encoder.Encoder):
   def features(self, hidden: jax.Array) -> jax.Array:
     return self.pooler(hidden)
 
-  def pool(self, hidden: jax.Array, cls_positions: jax.Array) -> jax.Array:
-    return self.pooler(encoder.take_positions(hidden, cls_positions))
+  def pool(self, hidden: jax.Array, starts: jax.Array) -> jax.Array:
+    return self.pooler(encoder.take_positions(hidden, starts))
 
-  def __call__(self, tokens: Tokens, cls_positions: jax.Array, *,
+  def __call__(self, tokens: Tokens, starts: jax.Array, *,
                deterministic: bool = True) -> tuple[jax.Array, jax.Array]:
     hidden = self.encode(tokens, deterministic=deterministic)
     if self.config.classifier_pooling == 'cls':
-      return hidden, self.pool(hidden, cls_positions)
+      return hidden, self.pool(hidden, starts)
     return hidden, self.features(pooling.pool(
-        hidden, tokens.text_ids, tokens.positions, cls_positions, 'mean'))
+        hidden, tokens.text_ids, tokens.positions, starts, 'mean'))

@@ -116,7 +116,7 @@ class MaskedLM(Objective):
     """Computes mlm_loss and mlm_accuracy, and both metrics of the pair objective."""
     pairs = self.pair_objective
     mlm_logits, pair_logits = self.model.apply(
-        params, rows.tokens, masked.positions, rows.cls_positions if pairs else None,
+        params, rows.tokens, masked.positions, rows.starts if pairs else None,
         **with_dropout(keys.dropout))
     metrics = losses.classification(mlm_logits, masked.targets, masked.weights, 'mlm_')
     if pairs:

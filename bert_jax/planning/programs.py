@@ -52,7 +52,7 @@ def pretraining(config: ConfigDict, phase: Phase) -> Work:
   pairs = jax.ShapeDtypeStruct((b, p), jnp.int32)
   # These must be the shapes of a real batch. Otherwise the program would differ.
   causal = jax.ShapeDtypeStruct((b,), bool) if settings.causal_rows else None
-  rows = Rows(Tokens(*[tokens] * 4, causal), cls_positions=pairs, labels=pairs,
+  rows = Rows(Tokens(*[tokens] * 4, causal), starts=pairs, labels=pairs,
               pair_weights=jax.ShapeDtypeStruct((b, p), jnp.float32),
               row=jax.ShapeDtypeStruct((b,), jnp.int32),
               word_start=tokens if settings.unit != 'token' else None,

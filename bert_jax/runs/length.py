@@ -13,10 +13,10 @@ from bert_jax import config as config_lib
 from bert_jax.data import phases as phases_lib
 from bert_jax.data.phases import Phase
 
-Change = tuple[dict[str, Any], list[str]]  # ({full name: new value}, notes for the user)
+Resolved = tuple[dict[str, Any], list[str]]  # ({full name: new value}, notes for the user)
 
 
-def one_length(config: ConfigDict, given: Mapping[str, Any]) -> Change:
+def one_length(config: ConfigDict, given: Mapping[str, Any]) -> Resolved:
   """Replaces the length in the config file with the length on the command line."""
   typed = [name for name in config_lib.LENGTHS if name in given and config[name] > 0]
   of_file = [name for name in config_lib.LENGTHS
@@ -35,7 +35,7 @@ def one_length(config: ConfigDict, given: Mapping[str, Any]) -> Change:
       f'train_steps={steps:,}, the steps of phases, instead of {config.train_steps:,}']
 
 
-def rows_of_phases(config: ConfigDict, given: Mapping[str, Any]) -> Change:
+def rows_of_phases(config: ConfigDict, given: Mapping[str, Any]) -> Resolved:
   """Replaces the max_len or batch_size that all phases of the config file share."""
   phases, notes = config.phases, []
   for name in ('max_len', 'batch_size') if 'phases' not in given else ():
@@ -47,7 +47,7 @@ def rows_of_phases(config: ConfigDict, given: Mapping[str, Any]) -> Change:
   return {'phases': phases}, notes
 
 
-def steps_of_phases(config: ConfigDict, _: Mapping[str, Any]) -> Change:
+def steps_of_phases(config: ConfigDict, _: Mapping[str, Any]) -> Resolved:
   """Scales the phases to the steps of the run."""
   steps, in_phases = config.train_steps, sum(phase[0] for phase in config.phases)
   if not in_phases or steps <= 0 or steps == in_phases:
@@ -59,7 +59,7 @@ def steps_of_phases(config: ConfigDict, _: Mapping[str, Any]) -> Change:
 
 
 def warmup(config: ConfigDict, given: Mapping[str, Any], planned: int,
-           steps: int) -> Change:
+           steps: int) -> Resolved:
   """Scales the warmup of a run with fewer steps than planned, unless it is given.
 
   Args:

@@ -45,7 +45,7 @@ def _pooling_if_unset(config: ConfigDict, earlier: Mapping[str, Any],
     UserError: the model has several poolings at once, or is a SparseEncoder with another
       pooling than the task.
   """
-  own = model and model.sentence
+  own = model and model.text_layout
   if config.task == 'sparse_embedding' and isinstance(own, SparseLayout):
     require((own.pooling, own.activation) == ('max', 'relu'),
             f'init_from={config.init_from} pools the {own.pooling} of {own.activation}, '
@@ -65,7 +65,7 @@ def _pooling_if_unset(config: ConfigDict, earlier: Mapping[str, Any],
 
 def _print_left_out(config: ConfigDict, model: Pretrained | None):
   """Prints what the answers of a model have and a run from it does not."""
-  own = model and model.sentence
+  own = model and model.text_layout
   if not own:
     return
   # Modules after the pooling, such as a Dense layer.
@@ -102,7 +102,7 @@ def _late_if_unset(config: ConfigDict, earlier: Mapping[str, Any],
   earlier = earlier.get('data', {})
   name = config.model.architecture  # None without a model: `check_named` reports it
   can_hide = not name or architectures.ALL[name].config.can_hide
-  own = model.sentence if model and isinstance(model.sentence, LateLayout) else None
+  own = model.text_layout if model and isinstance(model.text_layout, LateLayout) else None
   if not own:
     return late_interaction.fields_if_unset(config.data, earlier, None, {}, 0,
                                             config.max_len, can_hide)

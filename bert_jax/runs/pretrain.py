@@ -1,6 +1,7 @@
 """Builds the job of a pretraining run from a corpus, an objective and masking."""
 
 import math
+from typing import Any
 
 from etils import epath
 import jax
@@ -49,6 +50,43 @@ def vocabulary(corpus: dataset.Corpus,
                             frequencies)
 
 
+def _open_corpus(config: FrozenConfigDict, model: Pretrained | None,
+                 teacher: Pretrained | None, workdir: epath.Path
+                 ) -> tuple[dataset.Corpus, dict[str, Any], list[str]]:
+  """Opens the corpus with the vocabulary of the run.
+
+  Returns the corpus, the fields that model and corpus determine, and notes for the user.
+  """
+  fields = {}
+  if config.init_from or teacher:
+    fields = model_fields.vocabulary_if_unset(config, model or teacher, workdir)
+  asked, config = config.model.vocab_size, config_fields.changed(config, fields)
+  corpus = dataset.open_corpus(config.data, asked, workdir, jax.process_count())
+  # A given vocabulary has its own size, and a small corpus yields fewer entries.
+  size = fields['model.vocab_size'] = corpus.tokenizer.vocab_size
+  is_trained = not config.data.vocab and not any(
+      map(dataset.is_prepared, dataset.sources(config.data.source)))
+  notes = [f'model.vocab_size={asked:,}: the corpus gives {size:,} entries'] * (
+      is_trained and size < asked)
+  of_the_run = 'data.vocab' in fields and (workdir / 'run.json').exists()
+  # An id must mean the same token to every model of the run.
+  for field, name, other in (('init_from', config.init_from, model),
+                             ('teacher', config.teacher, teacher)):
+    if other:
+      model_fields.check_vocabulary(field, name, other, corpus.tokenizer,
+                                    workdir / 'vocabulary', of_the_run)
+  return corpus, fields, notes
+
+
+def _check_keep_best(keep_best: str, data: PretrainingData):
+  require(not keep_best or data.has_held_out,
+          f'keep_best={keep_best!r} needs held-out text: set data.heldout')
+  # The names need a trace of the evaluation step, so compute them only for this check.
+  if keep_best and keep_best not in data.score_names():
+    raise UserError(f'keep_best={keep_best!r} is not a score of the evaluation: '
+                    f'it has {", ".join(data.score_names())}')
+
+
 def make_job(config: FrozenConfigDict, model: Pretrained | None, mesh: Mesh,
              workdir: epath.Path) -> Job:
   """Opens the corpus and builds the task; `Job.fields` has the corpus's vocabulary size.
@@ -58,26 +96,8 @@ def make_job(config: FrozenConfigDict, model: Pretrained | None, mesh: Mesh,
   """
   masking_config = MaskingConfig(**config.masking)
   teacher = initial.load_teacher(config)
-  fields = {}
-  if config.init_from or teacher:
-    fields = model_fields.vocabulary_if_unset(config, model or teacher, workdir)
-  asked, config = config.model.vocab_size, config_fields.changed(config, fields)
-  corpus = dataset.open_corpus(config.data, asked, workdir, jax.process_count())
-  # A given vocabulary has its own size, and a small corpus yields fewer entries.
-  fields['model.vocab_size'] = corpus.tokenizer.vocab_size
+  corpus, fields, notes = _open_corpus(config, model, teacher, workdir)
   config = config_fields.changed(config, fields)
-  trained = not config.data.vocab and not any(
-      map(dataset.is_prepared, dataset.sources(config.data.source)))
-  notes = [f'model.vocab_size={asked:,}: the corpus gives '
-           f'{corpus.tokenizer.vocab_size:,} entries'] * (
-               trained and corpus.tokenizer.vocab_size < asked)
-  of_the_run = 'data.vocab' in fields and (workdir / 'run.json').exists()
-  # An id must mean the same token to every model of the run.
-  for field, name, other in (('init_from', config.init_from, model),
-                             ('teacher', config.teacher, teacher)):
-    if other:
-      model_fields.check_vocabulary(field, name, other, corpus.tokenizer,
-                                    workdir / 'vocabulary', of_the_run)
   if model:
     model_fields.check_same_sizes(config, model)
 
@@ -91,12 +111,7 @@ def make_job(config: FrozenConfigDict, model: Pretrained | None, mesh: Mesh,
   data = PretrainingData.create(
       task, corpus, phases, config.data, seed=config.seed,
       eval_batches=config.eval_batches, feed=mesh_lib.feed(mesh))
-  require(not config.keep_best or data.has_held_out,
-          f'keep_best={config.keep_best!r} needs held-out text: set data.heldout')
-  # The names need a trace of the evaluation step, so compute them only for this check.
-  if config.keep_best and config.keep_best not in data.score_names():
-    raise UserError(f'keep_best={config.keep_best!r} is not a score of the evaluation: '
-                    f'it has {", ".join(data.score_names())}')
+  _check_keep_best(config.keep_best, data)
   epochs = sum(
       p.steps * p.batch_size / source.rows for p, source in zip(phases, data.train_rows))
   steps = f'{train_steps:,}: ' + ', then '.join(

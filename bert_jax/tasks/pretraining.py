@@ -37,7 +37,7 @@ class Pretraining:
     """Masks the rows of a batch; `key` is the masking key of the step."""
     return masking.mask(
         key, rows.tokens.ids, rows.tokens.text_ids, rows.row, self.masking, self.vocabulary,
-        pairs=rows.cls_positions.shape[1], word_start=rows.word_start, rate=rows.mask_rate)
+        pairs=rows.starts.shape[1], word_start=rows.word_start, rate=rows.mask_rate)
 
   def loss(self, params: Any, frozen: Any, rows: Rows,
            key: jax.Array | None) -> losses.Metrics:

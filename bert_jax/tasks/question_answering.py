@@ -38,7 +38,7 @@ class BertForQuestionAnswering(nn.Module):
     self.bert = architectures.make_encoder(self.config)
     self.qa_outputs = finetuning.output_layer(self.config, self.num_labels)
 
-  def __call__(self, tokens: Tokens, cls_positions: jax.Array | None = None, *,
+  def __call__(self, tokens: Tokens, starts: jax.Array | None = None, *,
                deterministic: bool = True) -> jax.Array:
     """[B, L] inputs -> logits [B, L, 2] float32: the start, the end."""
     hidden = self.bert.encode(tokens, deterministic=deterministic)

@@ -40,19 +40,19 @@ class BertForSequenceClassification(nn.Module):
     self.dropout = nn.Dropout(self.config.dropout)
     self.classifier = finetuning.output_layer(self.config, self.num_labels)
 
-  def pooled(self, tokens: Tokens, cls_positions: jax.Array, *,
+  def pooled(self, tokens: Tokens, starts: jax.Array, *,
              deterministic: bool = True) -> jax.Array:
     """[B, L] inputs and [B, P] int32 positions of [CLS] -> pooled outputs [B, P, D]."""
-    return self.bert(tokens, cls_positions, deterministic=deterministic)[1]
+    return self.bert(tokens, starts, deterministic=deterministic)[1]
 
   def classify(self, pooled: jax.Array, *, deterministic: bool = True) -> jax.Array:
     """Pooled outputs [..., D] -> logits [..., num_labels] float32."""
     return self.classifier(self.dropout(pooled, deterministic=deterministic))
 
-  def __call__(self, tokens: Tokens, cls_positions: jax.Array, *,
+  def __call__(self, tokens: Tokens, starts: jax.Array, *,
                deterministic: bool = True) -> jax.Array:
     """[B, L] inputs, [B, P] int32 positions of [CLS] -> [B, P, num_labels] float32."""
-    pooled = self.pooled(tokens, cls_positions, deterministic=deterministic)
+    pooled = self.pooled(tokens, starts, deterministic=deterministic)
     return self.classify(pooled, deterministic=deterministic)
 
 

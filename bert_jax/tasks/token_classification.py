@@ -45,7 +45,7 @@ _TAGS_SHOWN = 20  # in messages
 class BertForTokenClassification(sequence_classification.BertForSequenceClassification):
   """A dense layer on the hidden state of each token."""
 
-  def __call__(self, tokens: Tokens, cls_positions: jax.Array | None = None, *,
+  def __call__(self, tokens: Tokens, starts: jax.Array | None = None, *,
                deterministic: bool = True) -> jax.Array:
     """[B, L] inputs -> logits [B, L, num_labels] float32."""
     hidden = self.bert.features(self.bert.encode(tokens, deterministic=deterministic))

@@ -27,13 +27,13 @@ def pairs_of(batch, i):
   ids, pair, types = batch.tokens.ids[i], batch.tokens.text_ids[i], batch.tokens.type_ids[i]
   triples = []
   end = 0
-  for p in range(1, batch.cls_positions.shape[1] + 1):
+  for p in range(1, batch.starts.shape[1] + 1):
     here = np.flatnonzero(pair == p)
     if not len(here):
-      assert batch.labels[i, p - 1] == batch.cls_positions[i, p - 1] == 0
+      assert batch.labels[i, p - 1] == batch.starts[i, p - 1] == 0
       assert batch.pair_weights[i, p - 1] == 0
       continue
-    assert here[0] == end == batch.cls_positions[i, p - 1]  # one after the other, without a gap
+    assert here[0] == end == batch.starts[i, p - 1]  # one after the other, without a gap
     end = here[-1] + 1
     np.testing.assert_array_equal(here, np.arange(here[0], end))
     np.testing.assert_array_equal(batch.tokens.positions[i, here], np.arange(len(here)))
@@ -213,7 +213,7 @@ def test_rows_by_hand():
   np.testing.assert_array_equal(rows.tokens.positions, [
       [0, 1, 2, 3, 4, 5, 0, 1, 2, 3, 4, 0], [*range(8), *range(4)], [0] * 12])
   np.testing.assert_array_equal(rows.labels, [[1, 0], [0, 0], [0, 0]])
-  np.testing.assert_array_equal(rows.cls_positions, [[0, 6], [0, 8], [0, 0]])
+  np.testing.assert_array_equal(rows.starts, [[0, 6], [0, 8], [0, 0]])
   np.testing.assert_array_equal(rows.pair_weights, [[1, 1], [1, 0], [0, 0]])
   np.testing.assert_array_equal(rows.row, [7, 8, 9])
   np.testing.assert_array_equal(rows.word_start, (rows.tokens.text_ids > 0))

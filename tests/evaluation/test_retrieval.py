@@ -144,7 +144,7 @@ def test_queries_and_documents_have_their_own_prompts(folder, models, tmp_path):
   model = load_lib.load(models[0])
   for name, prompts in (('own', {'query': 'w1 w2 ', 'passage': 'w3 '}), ('other', {'x': 'w4 '})):
     layout = SentenceLayout(prompts=prompts, default_prompt='x' if 'x' in prompts else None)
-    sentence_transformers.save(dataclasses.replace(model, sentence=layout),
+    sentence_transformers.save(dataclasses.replace(model, text_layout=layout),
                                epath.Path(tmp_path / name))
     suites.run(str(tmp_path / name), 'retrieval', str(folder), str(tmp_path / f'{name}.json'), {})
     documents, queries = ([json.loads(line) for line in (folder / f'{kind}.jsonl').open()]

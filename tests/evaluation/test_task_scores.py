@@ -157,7 +157,7 @@ def test_an_embedder_is_scored_whole_and_wrong_fields_are_refused(tmp_path):
   two = SentenceLayout(('cls', 'mean'), max_len=40)
   sentence_transformers.save(
       sentence_transformers.exported(dataclasses.replace(
-          load.load(str(tmp_path / 'model')), sentence=two)), epath.Path(folder))
+          load.load(str(tmp_path / 'model')), text_layout=two)), epath.Path(folder))
   with pytest.raises(UserError, match='concatenates cls and mean.*--fields=pooling=mean'):
     score(folder, files['data.eval'], tmp_path, **options)
   texts = tmp_path / 'long.tsv'
@@ -185,7 +185,7 @@ def test_steps_of_a_model_that_the_scores_lack_are_named_or_refused(tmp_path, ca
   bert = bert_jax.from_pretrained(name)
 
   def of(layout):
-    other = bert_lib.Bert(dataclasses.replace(bert.model, sentence=layout))
+    other = bert_lib.Bert(dataclasses.replace(bert.model, text_layout=layout))
     other.name = name
     return other
 

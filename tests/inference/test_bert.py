@@ -98,7 +98,7 @@ def test_a_search_compares_as_the_model_says(minilm, tmp_path):
   """sentence-transformers ranks by the product if the folder says dot."""
   texts, sentence = ['Paris', 'a b c d', 'Interest rates rose.'], minilm.dense
   layout = dataclasses.replace(sentence, similarity='dot', modules=sentence.modules[:-1])
-  dot = bert_lib.Bert(dataclasses.replace(minilm.model, sentence=layout))
+  dot = bert_lib.Bert(dataclasses.replace(minilm.model, text_layout=layout))
   vectors = dot.embed(texts)
   assert np.ptp(np.linalg.norm(vectors, axis=1)) > 0.1
   for i, hits in enumerate(dot.search(texts, texts)):
@@ -112,7 +112,7 @@ def test_a_search_compares_as_the_model_says(minilm, tmp_path):
     stored_vectors.write(dot, texts, 3, 'a', epath.Path(tmp_path / 'mine.npy'), ('document',))
   assert (tmp_path / 'mine.npy').read_bytes() == b'mine'
   layout = dataclasses.replace(sentence, similarity='manhattan')
-  other = bert_lib.Bert(dataclasses.replace(minilm.model, sentence=layout))
+  other = bert_lib.Bert(dataclasses.replace(minilm.model, text_layout=layout))
   with pytest.raises(UserError, match='compares vectors by manhattan: a search knows cosine'):
     other.search(texts, texts)
 
@@ -121,7 +121,7 @@ def test_a_layout_lowercases_the_texts_of_all_outputs(small):
   bert, _ = small
   cased = dataclasses.replace(bert.model, tokenizer=older.wordpiece(
       ['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]', 'hello', 'HELLO'], lowercase=False))
-  lower = bert_lib.Bert(dataclasses.replace(cased, sentence=SentenceLayout(lowercase=True)))
+  lower = bert_lib.Bert(dataclasses.replace(cased, text_layout=SentenceLayout(lowercase=True)))
   for encode in (lambda b, text: b.embed([text], 'none')[0], lambda b, text: b.embed([text])[0],
                  lambda b, text: b.encode([text]).hidden):
     np.testing.assert_array_equal(encode(lower, 'HELLO'), encode(lower, 'hello'))

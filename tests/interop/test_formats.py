@@ -32,7 +32,7 @@ def model_of(member: str, kind: str):
   encoder = test_onnx.make(member, 'encoder', **PLAIN.get(member, {}))
   layout = made_tasks.late_layout_of(encoder.config.hidden_size)
   return late_layout.with_projection(encoder.__class__(
-      encoder.config, encoder.params, encoder.tokenizer, sentence=layout))
+      encoder.config, encoder.params, encoder.tokenizer, text_layout=layout))
 
 
 def is_written(member: str, kind: str, to: str) -> bool:

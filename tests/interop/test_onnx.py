@@ -58,13 +58,13 @@ def make(member: str, kind: str, **sizes) -> Pretrained:
   dense = DENSE._replace(tensors={
       'linear.weight': rng.normal(0, 0.2, (24, 64)).astype(np.float32),
       'linear.bias': rng.normal(0, 0.2, 24).astype(np.float32)})
-  sentence = {
+  text_layout = {
       'embedder': SentenceLayout(('mean', 'max'), modules=(dense, Module('Normalize', {}, {})),
                                  max_len=40),
       'sparse': sparse_layout.SparseLayout(max_len=40),
       'reranker': cross_layout.CrossLayout(cross_layout.SIGMOID, max_len=40)}.get(kind)
   problem = 'single_label' if len(labels) > 1 and task == 'sequence_classification' else ''
-  return Pretrained(config, params, tokenizer, task, labels, problem, sentence=sentence)
+  return Pretrained(config, params, tokenizer, task, labels, problem, text_layout=text_layout)
 
 
 CELLS = [(member, kind) for member in architectures.ALL for kind in KINDS]
@@ -105,7 +105,7 @@ def test_the_graph_of_an_embedder_gives_our_vectors(tmp_path):
       'input_ids': ids, 'token_type_ids': 0 * ids, 'attention_mask': mask})
   rows = [hidden[0], hidden[1, :2 + 1]]
   pooled = np.stack([np.concatenate([x.mean(0), x.max(0)]) for x in rows])
-  np.testing.assert_allclose(vectors, model.sentence.finished(pooled), atol=2e-6)
+  np.testing.assert_allclose(vectors, model.text_layout.finished(pooled), atol=2e-6)
   np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-6)
 
 

@@ -80,7 +80,7 @@ def test_a_folder_keeps_its_vectors_through_conversions(tmp_path, encoder, name)
   ours = bert_jax.from_pretrained(folder)
   expected = theirs(folder)
   np.testing.assert_allclose(ours.embed(TEXTS), expected, atol=1e-5)
-  assert ours.model.sentence.max_len == 16
+  assert ours.model.text_layout.max_len == 16
   for prompt in layout.get('prompts', {}):
     np.testing.assert_allclose(ours.embed(TEXTS, prompt=prompt),
                                theirs(folder, prompt_name=prompt), atol=1e-5)
@@ -88,8 +88,8 @@ def test_a_folder_keeps_its_vectors_through_conversions(tmp_path, encoder, name)
   conversion.convert(folder, str(tmp_path / 'ours'), 'bert_jax')
   conversion.convert(str(tmp_path / 'ours'), str(tmp_path / 'back'), 'sentence_transformers')
   np.testing.assert_allclose(theirs(tmp_path / 'back'), expected, atol=1e-5)
-  back, kept = (load_lib.load(str(tmp_path / x)).sentence for x in ('back', 'ours'))
-  assert back.files(128) == kept.files(128) == ours.model.sentence.files(128)
+  back, kept = (load_lib.load(str(tmp_path / x)).text_layout for x in ('back', 'ours'))
+  assert back.files(128) == kept.files(128) == ours.model.text_layout.files(128)
 
 
 def test_a_prompt_changes_the_vectors_and_an_empty_name_removes_it(tmp_path, encoder):
@@ -108,7 +108,7 @@ def test_arguments_win_over_the_folder(tmp_path, encoder):
   folder = make(tmp_path / 'a', encoder, dense(torch.nn.Tanh(), 128), lambda _: models.Normalize(),
                 pooling='cls')
   ours = bert_jax.from_pretrained(folder)
-  kernel, _ = ours.model.sentence.modules
+  kernel, _ = ours.model.text_layout.modules
   for pooling, index in (('cls', 0), ('mean', slice(None))):
     hidden = [ours.encode([text], max_len=16).hidden[0][index] for text in TEXTS]
     pooled = np.stack([x if x.ndim == 1 else x.mean(0) for x in hidden])
@@ -163,7 +163,7 @@ def test_the_old_layout(tmp_path, encoder, name):
        'type': 'sentence_transformers.models.Pooling'}]))
   ours = bert_jax.from_pretrained(str(folder))
   # The tokenizer lowercases, so that special tokens and positions stay as they are.
-  assert (ours.model.sentence.max_len, ours.tokenizer.lowercase) == (10, True)
+  assert (ours.model.text_layout.max_len, ours.tokenizer.lowercase) == (10, True)
   texts = [*TEXTS, 'W1 [SEP] W2', 'É w5']
   np.testing.assert_allclose(ours.embed(texts), theirs(folder, texts), atol=1e-5)
   text = 'İİİ W1'
@@ -318,7 +318,7 @@ def test_a_pickle_is_refused(tmp_path, encoder):
 def test_an_encoder_alone_is_read_without_a_sentence_layout(tmp_path, encoder):
   folder = make(tmp_path / 'model', encoder)
   changed(folder, 'modules.json', lambda x: x[:1])
-  assert load_lib.load(folder).sentence is None
+  assert load_lib.load(folder).text_layout is None
 
 
 def config(tmp_path, start, **overrides):
@@ -337,7 +337,7 @@ def test_a_run_keeps_the_pooling_of_its_start_and_exports_it(tmp_path):
   layout = sentence_layout.SentenceLayout(('cls',))
   start = tmp_path / 'start'
   conversion.FORMATS['sentence_transformers'].save(
-      dataclasses.replace(model, sentence=layout), epath.Path(start))
+      dataclasses.replace(model, text_layout=layout), epath.Path(start))
   run.run(config(tmp_path, str(start)), str(tmp_path / 'run'))
   assert json.loads((tmp_path / 'run/run.json').read_text())['config']['data']['pooling'] == 'cls'
   ours = bert_jax.from_pretrained(str(tmp_path / 'run'))
@@ -349,7 +349,7 @@ def test_a_run_keeps_the_pooling_of_its_start_and_exports_it(tmp_path):
   # The run continues with this pooling, and an explicit pooling wins.
   run.run(config(tmp_path, str(start), **{'train_steps': 2}), str(tmp_path / 'run'))
   run.run(config(tmp_path, str(start), **{'data.pooling': 'max'}), str(tmp_path / 'other'))
-  assert load_lib.load(str(tmp_path / 'other')).sentence.pooling == ('max',)
+  assert load_lib.load(str(tmp_path / 'other')).text_layout.pooling == ('max',)
 
 
 def test_a_start_that_pools_twice_is_refused_and_a_dense_layer_left_out(tmp_path, encoder, capsys):

@@ -43,7 +43,7 @@ def _model():
 
 def _logits(rows, ids):
   one = rows.tokens._replace(ids=ids[None])
-  return jax.tree.map(np.asarray, _model()(one, rows.cls_positions))
+  return jax.tree.map(np.asarray, _model()(one, rows.starts))
 
 
 @settings(deadline=None, max_examples=40)

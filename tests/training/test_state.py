@@ -44,7 +44,7 @@ def make_batch(rows=8, length=32, seed=0) -> Rows:
   tokens = Tokens(ids=np.where(real, ids, 0).astype(np.int32),
                   type_ids=(real & (column > n // 2)).astype(np.int32),
                   positions=(column * real).astype(np.int32), text_ids=real.astype(np.int32))
-  return Rows(tokens, cls_positions=np.zeros((rows, 1), np.int32),
+  return Rows(tokens, starts=np.zeros((rows, 1), np.int32),
               labels=rng.integers(0, 2, (rows, 1)).astype(np.int32),
               row=np.arange(rows, dtype=np.int32), pair_weights=np.ones((rows, 1), np.float32))
 

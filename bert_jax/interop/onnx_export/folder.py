@@ -70,7 +70,7 @@ def exported(model: Pretrained) -> Pretrained:
   # query from the other tokens, as training does.
   require(model.task != LateKind.name,
           f'--to=onnx is not for {LateKind.name}: use --to=sentence_transformers')
-  return sentence_transformers.exported(model) if model.sentence else model
+  return sentence_transformers.exported(model) if model.text_layout else model
 
 
 def save(model: Pretrained, directory: epath.Path, opset: int | None = None):
@@ -97,8 +97,8 @@ def save(model: Pretrained, directory: epath.Path, opset: int | None = None):
     raise UserError(
         f'this {model.config.architecture} cannot be written as ONNX: {e}') from e
   huggingface.save_settings(model, directory)
-  if model.sentence:
-    model.sentence.write(directory, model.config.hidden_size)
+  if model.text_layout:
+    model.text_layout.write(directory, model.config.hidden_size)
   (directory / 'README.md').write_text(_README.format(
       title=f'BERT, {model.config.num_layers} layers of {model.config.hidden_size},',
       # A batch of one text; with choices, of one list of one text.
@@ -149,7 +149,7 @@ def compare(model: Pretrained, directory: epath.Path) -> Iterator[tuple[str, str
   Raises:
     UserError: the outputs differ.
   """
-  if most := getattr(model.sentence, 'most', None):
+  if most := getattr(model.text_layout, 'most', None):
     yield 'left out', f'max_active_dims={most}: sentence_embedding has all weights'
   function, opened = functions.function(model), session(directory / FILE)
   run, worst = jax.jit(function.run), dict.fromkeys(function.outputs, 0.0)

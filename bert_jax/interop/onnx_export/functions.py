@@ -84,7 +84,7 @@ def _sparse_vectors(layout: SparseLayout, logits: jax.Array, tokens: Tokens) -> 
 def _run(model: Pretrained, tokens: Tokens) -> tuple[jax.Array, ...]:
   """Computes the outputs of a model for texts that begin in place 0 of their rows."""
   config = dataclasses.replace(model.config, attention='xla', dtype='float32')
-  params, layout = jax.tree.map(jnp.asarray, model.params), model.sentence
+  params, layout = jax.tree.map(jnp.asarray, model.params), model.text_layout
   first = jnp.zeros_like(tokens.ids[:, :1])
   if model.task:
     kind = task_list.WITH_HEAD[model.task]
@@ -115,11 +115,11 @@ def _outputs(model: Pretrained) -> tuple[str, ...]:
   """The names of the outputs, as in optimum's exports."""
   if model.task:
     return task_list.WITH_HEAD[model.task].outputs
-  if isinstance(model.sentence, SentenceLayout):
+  if isinstance(model.text_layout, SentenceLayout):
     return 'last_hidden_state', 'sentence_embedding'
   if 'rtd' in model.groups:
     return ('logits',)
-  if isinstance(model.sentence, SparseLayout):
+  if isinstance(model.text_layout, SparseLayout):
     return 'logits', 'sentence_embedding'
   if {'mlm', 'nsp'} <= set(model.groups):
     return 'prediction_logits', 'seq_relationship_logits'
