@@ -19,7 +19,7 @@ def named() -> dict[str, pathlib.Path]:
 
 
 def find(name: str) -> pathlib.Path:
-  """Returns the file of a name, or the file itself; raises UserError for neither."""
+  """Returns the config file with this name or path; raises UserError if none exists."""
   path = pathlib.Path(name)
   if path.is_file():
     return path
@@ -34,13 +34,13 @@ def find(name: str) -> pathlib.Path:
 def load(path: str | pathlib.Path) -> ConfigDict:
   """Returns the config of a file; raises UserError if it cannot be loaded."""
   try:
-    config = runpy.run_path(str(path))['get_config']()
+    names = runpy.run_path(str(path))
+    require('get_config' in names, f'--config={path} cannot be loaded: it has no get_config()')
+    config = names['get_config']()
     require(isinstance(config, ConfigDict), f'--config={path} cannot be loaded: its get_config() '
             f'returns {type(config).__name__}, not a ConfigDict')
     return config
   except UserError:
     raise
   except Exception as e:  # a config file is code, which may raise anything
-    reason = ('it has no get_config()' if isinstance(e, KeyError)
-              else f'{type(e).__name__}: {e}')
-    raise UserError(f'--config={path} cannot be loaded: {reason}') from e
+    raise UserError(f'--config={path} cannot be loaded: {type(e).__name__}: {e}') from e

@@ -17,9 +17,9 @@ import numpy as np
 
 from bert_jax.inference import json_lines
 from bert_jax.inference.bert import Bert, load
-from bert_jax.interop.sentence_layout import DOCUMENT, QUERY
+from bert_jax.interop.sentence_layout import DOCUMENT_PROMPTS, QUERY_PROMPTS
 
-_OF_TYPE = {PromptType.query: QUERY, PromptType.document: DOCUMENT}
+_OF_TYPE = {PromptType.query: QUERY_PROMPTS, PromptType.document: DOCUMENT_PROMPTS}
 
 
 class Encoder(AbsEncoder):
@@ -43,7 +43,10 @@ class Encoder(AbsEncoder):
         'similarity_fn_name': ScoringFunction(own.similarity)})
 
   def prompt(self, task_metadata: Any, prompt_type: PromptType | None) -> str | None:
-    """Returns the name of a task's prompt: by mteb's rules, else by the model's names."""
+    """Returns the name of a task's prompt: by mteb's rules, else by the type of the text.
+
+    '' = no prompt; None = the default prompt of the model.
+    """
     name, names = (get_prompt_name(self.model_prompts, task_metadata, prompt_type),
                    _OF_TYPE.get(prompt_type))
     return self.bert.dense.first_prompt(names) if names and not name else name

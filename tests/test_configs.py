@@ -110,6 +110,7 @@ def test_a_config_has_the_fields_of_its_table(task):
     ('def get_config(): pass', 'its get_config\\(\\) returns NoneType, not a ConfigDict'),
     ('def get_config(): return {}', 'its get_config\\(\\) returns dict, not a ConfigDict'),
     ('def get_config(): return open("nowhere")', 'FileNotFoundError'),
+    ('def get_config(): return {}["host"]', "KeyError: 'host'"),
     ('x = 1', 'it has no get_config')])
 def test_a_file_without_a_config_is_refused(tmp_path, content, message):
   (tmp_path / 'my.py').write_text(content)

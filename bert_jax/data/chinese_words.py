@@ -93,6 +93,7 @@ def encode(tokenizer: Tokenizer,
   # UTF-32 gives one code for each character, also beyond 0xffff.
   codes = np.frombuffer(''.join(sentences).encode('utf-32-le'), np.uint32)
   kinds = np.where(codes < len(_kinds()), _kinds()[codes & 0xffff], _OTHER)
+  # A word is a single _ALONE character, or a run of _JOINED characters in one sentence.
   is_joined = kinds == _JOINED
   continues = is_joined[1:] & is_joined[:-1] & (
       sentence_of_char[1:] == sentence_of_char[:-1])

@@ -184,7 +184,7 @@ def check_plain(files: Sequence[str], remedy: str):
 
   Args:
     files: files whose format follows from their names; only the first one is opened.
-    remedy: what the user can do, for messages.
+    remedy: the end of the message, such as GIVE_FORMAT.
   """
   for file in files:
     require(not file.lower().removesuffix('.gz').endswith(('.csv', '.tsv')),
@@ -314,7 +314,7 @@ def _open_whole(settings: Settings, scratch: epath.Path) -> Source:
   stats = [storage.size_and_time(epath.Path(file)) for file in files]
 
   def read() -> Iterator[str]:
-    # Only before a text is read: a run that has begun keeps its records.
+    # The check is here: a run with finished records opens the source but never reads it.
     if settings.format == 'auto':
       check_plain(files, GIVE_FORMAT)
     for file in files:

@@ -33,7 +33,7 @@ class CorpusStatistics(NamedTuple):
   unknown: float  # share of [UNK] among the tokens
   cjk: float  # share of Chinese and Japanese characters
   labels: np.ndarray  # [2] number of pairs: B follows A, B is from another document
-  plateau: float | None  # nats
+  plateau: float | None  # nats, see `preparation.cross_entropy`; None = nothing held out
 
 
 def check(settings: corpus.Settings) -> CorpusStatistics:

@@ -30,7 +30,8 @@ class Corpus(NamedTuple):
   train: records.Records
   heldout: records.Records
   counts: np.ndarray  # [V] int64, how often each entry occurs in `train`
-  unigram_entropy: float | None  # nats, of held-out tokens by the frequencies in `counts`
+  # nats per held-out token, see `preparation.cross_entropy`; None = nothing is held out
+  unigram_entropy: float | None
   notes: tuple[str, ...]  # notes of the preparation for the user
 
 
@@ -251,7 +252,7 @@ def _open_mixture(corpora: Sequence[mixture.WeightedCorpus], data: ConfigDict,
         tokenizer_base.digest(corpus.tokenizer) == tokenizer_base.digest(opened[0].tokenizer),
         f'the records in {group.source} have another vocabulary than the records in '
         f'{groups[0].source}: prepare one of them again with --vocab')
-  # Equal vocabularies may have tables of different lengths: the longest is for all.
+  # Equal vocabularies may have embedding tables of different lengths: takes the longest.
   tokenizer = max((corpus.tokenizer for corpus in opened), key=lambda x: x.vocab_size)
   opened = [corpus._replace(counts=np.pad(
       corpus.counts, (0, tokenizer.vocab_size - len(corpus.counts)))) for corpus in opened]

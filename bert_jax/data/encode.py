@@ -81,13 +81,13 @@ class Encoder:
     return encoded._replace(size=sum(len(d.encode()) for d in documents))
 
   def sentences(self, documents: list[list[str]]) -> Encoded:
-    """Encodes lists of sentences; drops sentences without tokens."""
+    """Encodes lists of sentences; drops sentences without tokens; `size` stays 0."""
     flat = itertools.chain.from_iterable(documents)
     # Without sentences, an empty batch gives the empty arrays their dtypes.
     encoded = map(self._encode_batch, list(batches(flat, _AT_ONCE)) or [[]])
     tokens, words, lengths = map(np.concatenate, zip(*encoded))
     seen = []
-    # Held-out sentences are compared whole, before long ones are cut.
+    # Held-out sentences are compared whole, before long sentences are cut.
     if self._heldout:
       ends = np.cumsum(lengths).tolist()
       keys = (tokens[begin:end].tobytes() for begin, end in zip([0, *ends], ends))

@@ -23,7 +23,7 @@ class Input(NamedTuple):
   """One text or pair, with special tokens."""
 
   ids: Sequence[int]
-  type_ids: Sequence[int]  # 0 up to the first [SEP], 1 after it
+  type_ids: Sequence[int]  # 0 before the second text, 1 from its first token on
   hidden: int = 0  # the number of tokens at the end that no other token sees
 
 
@@ -159,6 +159,7 @@ def place_in_rows(inputs: Sequence[Input], members: np.ndarray, row_of: np.ndarr
   # The position of each token in the flattened rows.
   target = np.arange(sizes.sum()) + np.repeat(row_of * length + start - before, sizes)
 
+  # The first four fields of `Tokens`: ids, type_ids, positions, text_ids.
   flat = np.zeros((4, rows * length), np.int32)
   flat[0] = pad_id
   if len(members):

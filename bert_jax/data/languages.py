@@ -25,9 +25,9 @@ _CODES = (
     'nia nrm nyo olo pcd pdc pdt pfl pms pnt pwn qug rgn rmy roa rsk rue rup ruq rut '
     'sah scn sdc sdh ses sgs shi shy sjd skr sli sma smn srn sro stq sty szl szy tay '
     'tcy tet trv ttj tyv udm vec vep vls vmf vmw vot vro wls wuu xal xmf yue')
-# sentencex 1.0 panics at a single capital, multi-byte white space, and a period; in
-# Kazakh also if a period follows the capital. Only this white space is replaced, so that
-# all other text is split as before.
+# sentencex 1.0 panics at a single capital before multi-byte white space and a period; in
+# Kazakh also if another period follows the capital. Only this white space is replaced, so
+# that all other text is split as before.
 _PANIC = re.compile(r'(?<![^\s./])[A-Z][\s.]*(?=\.)')
 _WIDE_SPACE = re.compile(r'[^\S\x00-\x7f]')
 

@@ -84,7 +84,7 @@ class MixedRecords(NamedTuple):
 
 
 def _sentence_hashes(records: Records) -> Iterator[np.ndarray]:
-  """Yields a hash of the tokens of each sentence, [S] uint64, about 2**20 tokens at once."""
+  """Yields hashes of the sentences, [S] uint64 for about 2**20 tokens at a time."""
   rng = np.random.default_rng(0)
   of_token, of_place = (rng.integers(1 << 63, size=1 << 16, dtype=np.uint64) * 2 + 1
                         for _ in range(2))
@@ -98,7 +98,7 @@ def _sentence_hashes(records: Records) -> Iterator[np.ndarray]:
       starts = np.cumsum(lengths) - lengths
       ids = np.asarray(shard.tokens[begin:int(ends[after - 1])], np.int64)
       place = np.arange(len(ids)) - np.repeat(starts, lengths)
-      # Two tables, because a vocabulary may have more entries than one table.
+      # Two tables, because a vocabulary may have more than 2**16 entries.
       mixed = of_token[ids & 0xffff] + of_place[ids >> 16]
       yield np.add.reduceat(mixed * of_place[place], starts)
       first = after
@@ -268,7 +268,7 @@ class MixedRows:
 
 def mixed_rows(records: MixedRecords, layouts: Sequence[RowLayout], phases: Phases,
                seed: int, tokenizer: Tokenizer, words: bool) -> tuple[MixedRows, ...]:
-  """Makes the row source of each phase; see `RowSource` for the other arguments."""
+  """Makes the rows of each phase; for `tokenizer` and `words`, see `RowSource`."""
   plan = Plan(records.weights, sum(phase.steps * phase.batch_size for phase in phases))
   by_phase = [tuple(RowSource(corpus, layout, seed, tokenizer, words)
                      for corpus in records.corpora)

@@ -111,7 +111,7 @@ def exchange(a_length: np.ndarray, b_length: np.ndarray, document: np.ndarray,
     a_length: [C] int64 tokens of A.
     b_length: [C] int64 tokens of B.
     document: [C] int64 number of the document.
-    longest: ordinary tokens of a row.
+    longest: the most ordinary tokens of A and B together.
     rng: chooses the couples.
     negatives: one of `NEGATIVES`.
     style: [C, 3] of B; None with 'other_document'.

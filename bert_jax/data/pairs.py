@@ -2,12 +2,12 @@
 
 A window is a few thousand chunks from blocks all over the corpus. Documents are cut into
 chunks of whole sentences, and each chunk is cut into A and B between two sentences. Half
-of these pairs exchange their B with pairs of other documents whose B is about as long, so
-that length does not leak the label. Pairs and single sentences are packed into rows. The
-token count of a window fixes the number of its rows, so any row of any epoch can be found
-directly. Text beyond these rows fills their gaps, in pieces for masked LM only: a pair
-that is cut inside a sentence would leak its label. This file calls that pouring
-(`packing.pour`). Each token is used once.
+of these pairs exchange their B, by default with pairs of other documents. The two B are
+about equally long, so length does not leak the label. Pairs and single sentences are
+packed into rows. The token count of a window fixes the number of its rows, so any row of
+any epoch can be found directly. Text beyond these rows is poured into their gaps
+(`packing.pour`), in pieces for masked LM only: a pair that is cut inside a sentence would
+leak its label. Each token is used once.
 
 An example: two documents of four and three sentences, where each letter is a token, in a
 row of 24 tokens with C for [CLS], S for [SEP] and . for padding.
@@ -68,7 +68,7 @@ class Pairs(NamedTuple):
   a_length: np.ndarray  # 0 where a row has no pair
   b_start: np.ndarray
   b_length: np.ndarray  # 0 for a single segment, which has no label
-  # 1 = B is from another document, or comes before A; 0 = B follows A, or B is missing.
+  # 1 = B is from elsewhere, or comes before A; 0 = B follows A, or B is missing.
   label: np.ndarray
 
   @property
@@ -297,11 +297,11 @@ def make_pairs(records: Records, blocks: np.ndarray, layout: RowLayout,
     order = np.lexsort((rng.random(count), ~has_b))
     row = np.argsort(order)[row]  # argsort inverts the order
   space = layout.max_len - np.bincount(row, pairs.size, count)
+  # A row with P pairs takes no piece, even if it has space.
   usable = (space >= packing.SHORTEST_PIECE + 2) & (np.bincount(row) < layout.pairs)
   keep = _rows_to_keep(pairs, row, space * usable, rows, layout)
   least = 0  # the lower bound of `keep`
-  # Rows with P short texts have space, but take no piece. Without a given number of rows,
-  # up to an eighth of the kept rows may be poured too.
+  # Without a given number of rows, up to an eighth of the kept rows may be poured too.
   if rows is None:
     rows = int(pairs.size.sum() / _FULL / layout.max_len) + 1
     least = keep * 7 // 8 if layout.pairs > 1 else keep

@@ -28,7 +28,7 @@ from bert_jax.errors import UserError, require
 from bert_jax.runtime import host, pool, storage
 
 _SHARD = 256 << 20  # bytes of text in a shard
-_IN_PROCESS = 4 << 20  # up to this many bytes of text, workers cost more than they save
+_IN_PROCESS = 4 << 20  # bytes; with less text, workers cost more time than they save
 _Map = Callable[[Callable[[Any], encode.Encoded], Iterable[Any]],
                 Iterable[encode.Encoded]]
 _AT_ONCE = 3  # batches in flight for each worker
@@ -276,7 +276,7 @@ class _Preparation:
     shards = [json.loads(path.read_text())
               for path in sorted(self.progress.glob('shard-*.json'))]
     training = (d for d in self.source.read() if not survey.is_held_out(d))
-    # Documents keep their order, so a count is enough to skip the finished ones.
+    # Documents keep their order, so a count is enough to skip the finished documents.
     training = itertools.islice(training, sum(shard['read'] for shard in shards), None)
     parts = iter(ordered_map(encoder.documents, encode.batches(training)))
     with _progress_bar(survey.size, 'tokenizing') as progress:
@@ -349,7 +349,7 @@ def prepare(settings: Settings, output: str, workers: int = 0):
     UserError: a mistake in the settings, the text or the output.
     Failed: a worker died; the same call resumes.
   """
-  # Before the text is read, which may take hours.
+  # These checks come first, because reading the text may take hours.
   if not settings.vocab:
     training.check(settings.tokenizer, settings.vocab_size)
   digest = None if not settings.vocab else tokenizer_base.digest(
@@ -387,7 +387,7 @@ def changed_setting(folder: epath.Path, settings: Settings) -> tuple[str, Any] |
   """(The first setting that differs in complete records, its value there), or None."""
   earlier = _with_defaults(records.read_manifest(folder)['settings'])
   now = dataclasses.asdict(settings)
-  # The digest tells two vocabularies apart: one file may have several paths.
+  # One vocabulary may have several paths, so callers compare its digest instead.
   if earlier['vocab'] and now['vocab']:
     del now['vocab']
   return next(((name, earlier[name]) for name, value in now.items()

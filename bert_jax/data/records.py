@@ -3,7 +3,7 @@
   manifest.json    counts, settings, digests of the tokenizer and .bin files; written last
   tokenizer/       the vocabulary that made the tokens
   counts.npy       [V] int64, how often each entry occurs in the training text
-  train-00000.*    the shards of the training text, and heldout-00000.* likewise:
+  train-00000.*    a shard of the training text; heldout-00000.* of the held-out text:
     .tokens.bin      [T] uint16 or uint32, tokens of all documents, no special tokens
     .words.bin       [T / 8] uint8, a bit for each token: does a word start here?
     .sentences.bin   [S] uint16, tokens in each sentence

@@ -22,7 +22,7 @@ from bert_jax.errors import require
 
 _WINDOW = 3_000  # tokens of a window for each position of a row: about 4,000 chunks
 _SAMPLED_WINDOWS = 3  # for the estimate of the rows that the corpus needs
-# Without packing, an epoch has this share of reserve rows. A window may need more rows than
+# The share of reserve rows in an epoch without packing. A window may need more rows than
 # the sampled windows, and unpacked rows have no gaps for the surplus.
 _RESERVE_UNPACKED = 0.015
 _SHUFFLE = 3  # the key of the generator that shuffles rows; make_pairs uses another
@@ -106,7 +106,7 @@ def gather(records: Records, pairs: Pairs, layout: RowLayout, tokenizer: Tokeniz
   word_start = None
   if words:
     starts = records.word_starts(source)
-    # A special token is a word. A segment starts with a word, even if a cut split one.
+    # A special token is a word. A segment starts with a word, even after a cut in a word.
     word_start = spread(starts | cls | sep | (after_a == 1) | (position == 1))
   number = np.broadcast_to(np.arange(1, layout.pairs + 1), real.shape)[real]
   return Rows(

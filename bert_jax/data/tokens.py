@@ -15,9 +15,9 @@ class Tokens(NamedTuple):
   type_ids: np.ndarray  # 0 in segment A of a pair and in a single text, 1 in segment B
   positions: np.ndarray  # the position of each token in its own text or pair
   text_ids: np.ndarray  # 0 on padding, 1..P on the tokens of each text or pair
-  # [B] bool: in a causal row, each token sees only itself and earlier ones. None = no row
-  # is causal.
+  # [B] bool: in a causal row, each token sees only itself and earlier tokens. None = no
+  # row is causal.
   causal: np.ndarray | None = None
-  # [B, L] bool: no other token sees this one, but it sees its text: the [MASK] tokens that
-  # expand a query of ColBERT. None = all tokens are visible.
+  # [B, L] bool: True on tokens that no other token sees, such as the [MASK] tokens that
+  # expand a query of ColBERT. They see their text. None = all tokens are visible.
   hidden: np.ndarray | None = None

@@ -174,9 +174,9 @@ def _fine_tune(task: str, model: str, files: Files, recipe: Recipe, rate: float,
     lines = metrics_log.read_metrics(workdir / 'metrics.jsonl')
     # Scores of the first file of data.eval have no suffix, scores of the second do.
     name = f'eval_{glue.TASKS[f"glue/{task}"].metric}'
-    dev = next(key for key in lines[-1] if key.startswith(f'{name}_'))
     best = max((line for line in lines if line.get(name) is not None),
                key=lambda x: x[name])
+    dev = next(key for key in best if key.startswith(f'{name}_'))
     storage.write_whole(result, json.dumps([best[name], best[dev]]))
   return tuple(json.loads(result.read_text()))
 

@@ -129,5 +129,5 @@ def evaluate(bert: Bert, source: str, path: epath.Path, *, rate: float = 0.15,
 
 
 def _exp(nat: float) -> float | None:
-  """Returns the exponential, or None on overflow, as per word of text without spaces."""
+  """Returns exp(nat); None on overflow, such as per word of a text without spaces."""
   return math.exp(nat) if nat < _LARGEST_EXPONENT else None

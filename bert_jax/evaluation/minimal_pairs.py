@@ -4,8 +4,8 @@ Warstadt et al. 2020, https://arxiv.org/abs/1912.00582. The score of a sentence 
 pseudo-log-likelihood (Salazar et al. 2020, https://arxiv.org/abs/1910.14659): the sum of
 log P(token | the others) over its tokens, each masked alone. In a pair of EWoK (Ivanova et
 al. 2024, https://arxiv.org/abs/2405.09605), both sentences follow one context, and only
-their own tokens count. Scores and means equal the ones of BabyLM's evaluation pipeline,
-except that the pipeline counts ties as right.
+their own tokens count. BabyLM's evaluation pipeline computes the same scores and means,
+except that it counts ties as right.
 """
 
 from collections.abc import Sequence
@@ -86,6 +86,11 @@ def _check_lengths(bert: Bert, pairs: Sequence[Pair]):
     require(0 < len(ids) <= room,
             f'{pair.where}: {name} has {len(ids)} tokens, '
             f'this model scores sentences of 1 to {room}: leave the pair out')
+  # After a context, a target without a token would have the best score, 0.
+  targets = [target for pair in pairs for target in (pair.good, pair.bad)]
+  for i, ids in enumerate(bert.tokenizer.encode_batch(targets)):
+    require(bool(ids),
+            f'{pairs[i // 2].where}: {_EWOK[i % 2]} has 0 tokens: leave the pair out')
 
 
 def pseudo_log_likelihoods(bert: Bert, texts: Sequence[str],
@@ -156,19 +161,21 @@ def evaluate(bert: Bert, source: str, path: epath.Path) -> Report:
   is_right = np.array([line['good'] > line['bad'] for line in lines])
   paradigm_of = np.array([pair.paradigm for pair in pairs])
   phenomenon_of = np.array([pair.phenomenon for pair in pairs])
-  rows = []
+  rows, all_paradigms = [], []
   for phenomenon in sorted(set(phenomenon_of)):
     member = phenomenon_of == phenomenon
     paradigms = sorted(set(paradigm_of[member]))
-    rows += [_row(f'{phenomenon}: {name}', is_right[paradigm_of == name])
-             for name in paradigms]
+    of_paradigms = [_row(f'{phenomenon}: {name}', is_right[member & (paradigm_of == name)])
+                    for name in paradigms]
+    rows += of_paradigms
+    all_paradigms += of_paradigms
     # With one paradigm, the row of the phenomenon would repeat it.
     if len(paradigms) > 1:
       rows.append(_row(phenomenon, is_right[member]))
   # Paradigms of different sizes count equally, as in published tables of BLiMP.
-  paradigms = [_row(name, is_right[paradigm_of == name]) for name in set(paradigm_of)]
-  rows += [['mean of the paradigms', len(pairs), float(np.mean([row[2] for row in paradigms])),
-            math.sqrt(sum(row[3]**2 for row in paradigms)) / len(paradigms)],
+  accuracies, errors = np.array([row[2:] for row in all_paradigms]).T
+  rows += [['mean of the paradigms', len(pairs), float(accuracies.mean()),
+            float(np.linalg.norm(errors)) / len(errors)],
            _row('all', is_right)]
   return Report({'accuracy': rows[-1][2], 'mean_of_paradigms': rows[-2][2]},
                 ('pairs of', 'pairs', 'accuracy', 'standard error'), rows, 'accuracy')

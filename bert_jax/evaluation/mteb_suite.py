@@ -19,7 +19,7 @@ def evaluate(bert: Bert, _: str, path: epath.Path, *, tasks: Sequence[str] = ())
     bert: the model.
     path: the path of the report. PATH.mteb has the results files of mteb; a finished task
       does not run again for the same model.
-    tasks: names of mteb, at least one.
+    tasks: names of tasks in mteb, at least one.
 
   Raises:
     UserError: mteb is not installed, or does not know a task.

@@ -1,4 +1,4 @@
-"""Quantizes a model in ONNX to int8, and measures what is lost.
+"""Quantizes a model in ONNX to int8, and measures the loss of accuracy or of the cosine.
 
 The weights of matrix products become int8, with a scale for each output. The inputs of
 these products are quantized while the model runs (Jacob et al. 2018, arXiv:1712.05877;
@@ -105,7 +105,7 @@ def _cosines(whole: np.ndarray, short: np.ndarray) -> np.ndarray:
 
 def quantize(model: Pretrained, texts: Texts, directory: epath.Path,
              most_lost: float | None = None):
-  """Writes the int8 file beside the float32 one, and prints the table of both.
+  """Writes the int8 file next to the float32 file, and prints a table that compares them.
 
   Args:
     model: the source of the folder, from `folder.exported`.

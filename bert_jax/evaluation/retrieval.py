@@ -10,12 +10,13 @@ from etils import epath
 import numpy as np
 import tqdm
 
+from bert_jax.data.late_inputs import DOCUMENT, QUERY
 from bert_jax.errors import require, require_choice
 from bert_jax.evaluation.report import Report
 from bert_jax.inference import beir, json_lines, search, short_vectors, stored_vectors
 from bert_jax.inference.bert import Bert, load_cross_encoder
 from bert_jax.interop.late_layout import LateLayout
-from bert_jax.interop.sentence_layout import DOCUMENT, QUERY
+from bert_jax.interop.sentence_layout import DOCUMENT_PROMPTS, QUERY_PROMPTS
 from bert_jax.runtime.console import print_summary
 from bert_jax.tasks import late_interaction, metrics, reranking
 
@@ -41,7 +42,8 @@ def _files(path: epath.Path) -> list[epath.Path]:
 def _embed(bert: Bert, corpus: beir.Texts, queries: beir.Texts, path: epath.Path,
            **options):
   files = _files(path)
-  for texts, file, prompts in zip((corpus, queries), files, (DOCUMENT, QUERY)):
+  prompts_of = DOCUMENT_PROMPTS, QUERY_PROMPTS
+  for texts, file, prompts in zip((corpus, queries), files, prompts_of):
     stored_vectors.write(bert, texts, len(texts.ids), texts.digest, file, prompts,
                          **options)
 
@@ -81,13 +83,13 @@ def _search_late(bert: Bert, corpus: beir.Texts, queries: beir.Texts) -> Run:
 
   Only one window of documents is in memory at a time. The token vectors are not stored.
   """
-  of_queries = late_interaction.vectors(bert, list(queries), QUERY[0])
+  of_queries = late_interaction.vectors(bert, list(queries), QUERY)
   run = {name: [] for name in queries.ids}
   documents = iter(zip(corpus.ids, corpus))
   with tqdm.tqdm(total=len(corpus.ids), desc='MaxSim', unit=' texts', disable=None) as bar:
     while window := list(itertools.islice(documents, _DOCUMENTS_AT_ONCE)):
       names, texts = zip(*window)
-      vectors = late_interaction.vectors(bert, texts, DOCUMENT[0])
+      vectors = late_interaction.vectors(bert, texts, DOCUMENT)
       of_window = late_interaction.max_sims(of_queries, vectors)
       for query, row in zip(queries.ids, of_window.tolist()):
         hits = [hit for hit in zip(names, row) if hit[0] != query]
@@ -128,7 +130,7 @@ def run_file(run: Run) -> str:
 
 
 def scores(run: Run, qrels: beir.Qrels) -> dict[str, float]:
-  """Returns the mean scores of the judged queries; the run must contain all of them."""
+  """Returns the mean scores over the judged queries; `run` must have hits for each."""
   return metrics.mean([
       metrics.ranking(np.array([grades.get(name, 0) for name, _ in run[query]]),
                               np.array(list(grades.values())))

@@ -213,7 +213,8 @@ MODEL = {'vocab_size': Field(None, unused=(given_vocabulary,))}
 def check(config: ConfigDict):
   """Raises UserError for fields that contradict each other."""
   MaskingConfig(**config.masking)
-  # Rows of different lengths have no common epoch.
+  # An epoch of short rows has more rows than an epoch of long rows, so passes over the
+  # data cannot be divided into phases.
   require(not (config.train_epochs and config.phases),
           'phases are shares of the steps: give train_steps or train_minutes with them, '
           'not train_epochs')

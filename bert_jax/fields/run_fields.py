@@ -84,9 +84,10 @@ FIELDS: Table = {
     'log_every': Field(100, at_least(1), HARMLESS),
     # Needed to resume a run with another schedule (steps, phases, rows, optimizer).
     'allow_schedule_change': Field(False, on_resume=HARMLESS),
-    # How many of the newest checkpoints stay.
+    # Number of the newest checkpoints to keep.
     'keep_checkpoints': Field(3, at_least(1), HARMLESS),
-    # Also keep the checkpoint of every N steps, a multiple of checkpoint_every; 0 = none.
+    # Also keep the checkpoint of every Nth step; N is a multiple of checkpoint_every; 0 =
+    # none.
     'keep_every': Field(0, at_least(0), HARMLESS),
     # (first, last) step to trace into tensorboard/, for its profile page.
     'profile_steps': Field((), on_resume=HARMLESS, unused_by_data=(after_the_last_step,)),

@@ -68,7 +68,11 @@ Qrels = dict[str, dict[str, int]]  # {query: {document: grade}}; above 0 is rele
 
 
 def read_qrels(path: epath.Path) -> Qrels:
-  """Reads judgments; raises UserError for a bad line or a query without a positive."""
+  """Reads judgments from a .tsv file with the header of BEIR.
+
+  Raises:
+    UserError: a bad line, no judgment, or a query without a relevant document.
+  """
   qrels: Qrels = {}
   for row in table.read_separated(str(path), 'tsv'):
     grade = row.number('score')

@@ -9,13 +9,14 @@ import jax
 import numpy as np
 
 from bert_jax.data import inputs as inputs_lib
+from bert_jax.data.late_inputs import DOCUMENT, QUERY
 from bert_jax.errors import require, require_choice
 from bert_jax.inference import forward
 from bert_jax.inference.loaded_model import LoadedModel, Text, check_list, put_tokens
 from bert_jax.interop import load as load_lib
 from bert_jax.interop.cross_layout import CrossLayout
 from bert_jax.interop.late_layout import LateLayout
-from bert_jax.interop.sentence_layout import DOCUMENT, QUERY, unit
+from bert_jax.interop.sentence_layout import DOCUMENT_PROMPTS, QUERY_PROMPTS, unit
 from bert_jax.interop.sparse_layout import SparseLayout
 from bert_jax.model.pooling import POOLINGS, TOKEN_VECTORS, combine_chunks_on_host
 from bert_jax.runtime import platforms
@@ -114,7 +115,7 @@ class Bert(LoadedModel):
       normalize: True = scale to length 1; None = as the model's folder says, else no.
         With `dim`, the vectors always have length 1.
       layers: layers to concatenate: 0 = embeddings, 1..N, or from the end, -1 = the last.
-        (-4, -3, -2, -1) is the paper's best for NER.
+        (-4, -3, -2, -1) is the best choice for NER in Devlin et al. 2019, table 7.
       long: how to read a text of more than `max_len` tokens: its 'head', 'tail' or
         'head_tail' (128 + 382), or all of it in chunks: 'chunks_mean', 'chunks_max',
         'chunks_attention'.
@@ -173,7 +174,7 @@ class Bert(LoadedModel):
   def _unpooled(self, rows: Sequence[inputs_lib.Input], owners: np.ndarray,
                 prompt: str) -> np.ndarray:
     """Returns how many tokens at the start of each row pooling skips: [rows] int32."""
-    # A prompt outside the pooling also hides [CLS].
+    # If pooling skips the prompt, it skips [CLS] too.
     is_hidden = prompt and not self.dense.include_prompt
     ids, = self._ids(self.dense.prepared([('',)], prompt))[0]
     hidden = 1 + len(ids) if is_hidden else 0
@@ -203,7 +204,7 @@ class Bert(LoadedModel):
     return keep
 
   def rank(self, query: str, documents: Sequence[str]) -> list[dict[str, Any]]:
-    """Orders documents by a cross-encoder, the best one first.
+    """Orders documents by the scores of this cross-encoder, best first.
 
     Returns:
       [{'document': its index, 'score'}]; the scores equal CrossEncoder.predict.
@@ -213,7 +214,7 @@ class Bert(LoadedModel):
 
   def search(self, queries: Sequence[str], documents: Sequence[str],
              top_k: int = 10) -> list[list[dict[str, Any]]]:
-    """Finds the documents nearest to each query, the best one first.
+    """Finds the documents nearest to each query, best first.
 
     Nearest means the largest cosine, or product if the model says so, or MaxSim of a
     late-interaction model. Prompts of the model named 'query' and 'document' (or
@@ -228,13 +229,13 @@ class Bert(LoadedModel):
     require(top_k >= 1, f'top_k={top_k} must be at least 1')
     if isinstance(self.model.text_layout, LateLayout):
       scores = late_interaction.max_sims(*(
-          late_interaction.vectors(self, texts, names[0])
-          for texts, names in ((queries, QUERY), (documents, DOCUMENT))))
+          late_interaction.vectors(self, texts, role)
+          for texts, role in ((queries, QUERY), (documents, DOCUMENT))))
     else:
       own = self.dense
       normalize = own.search_normalizes
       a, b = (self.embed(texts, prompt=own.first_prompt(names), normalize=normalize)
-              for texts, names in ((queries, QUERY), (documents, DOCUMENT)))
+              for texts, names in ((queries, QUERY_PROMPTS), (documents, DOCUMENT_PROMPTS)))
       scores = a @ b.T  # [queries, documents]
     best = np.argsort(-scores, axis=1, kind='stable')[:, :top_k]
     return [[{'document': int(i), 'score': float(of_query[i])} for i in order]
@@ -348,8 +349,8 @@ class Bert(LoadedModel):
   def _surprisals(self, texts: Sequence[list[int]], room: int) -> list[list[float]]:
     """Returns the surprisals of the tokens of each text, in nats.
 
-    Each token is masked alone among `room` tokens. The masked copies of all texts share
-    packed rows.
+    Each copy of a text has one masked token, within a chunk of at most `room` tokens. The
+    copies of all texts share packed rows.
     """
     places = [(ids, i) for ids in texts for i in range(len(ids))]
     surprisals, run = [], functools.partial(forward.surprisals, self.config)

@@ -96,7 +96,7 @@ def digest(content: Any) -> str:
 
 
 def identity(model: Pretrained) -> str:
-  """Returns the digest of all that the answers of a model depend on, but not its path."""
+  """Returns a digest of everything that determines a model's answers, except its path."""
   hashed = hashlib.blake2b(digest_size=16)
   facts = {name: model.facts.get(name)
            for name in ('max_len', 'null_threshold', *FACTS_OF_DATA)}
@@ -197,8 +197,8 @@ def write_all(path: epath.Path, job: dict[str, Any], items: Iterable[Any], count
   Args:
     path, job: see `partial`.
     items: `count` items.
-    at_once: the items of a window; a kill loses the answers to one window.
-    answers: returns the answers to the items of a window.
+    at_once: number of items in a window; a kill loses the answers to at most one window.
+    answers: takes the items of a window; returns an answer to each.
     bar: the description and the unit of the progress bar.
 
   Returns:

@@ -33,7 +33,7 @@ def _own_or_default(own: TextLayout | None, kind: type[Layout]) -> Layout:
 
 
 def check_list(texts: Any):
-  """Raises UserError for a string, and for tables: they would give their column names."""
+  """Raises UserError for a string or a table: a loop over a table gives column names."""
   require(texts is not None and not isinstance(texts, str | bytes | Mapping)
           and getattr(texts, 'ndim', 1) == 1, 'give a list of texts, not a string or a table')
 

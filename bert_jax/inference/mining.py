@@ -9,7 +9,7 @@ import numpy as np
 from bert_jax.errors import require
 from bert_jax.inference import beir, json_lines, search, stored_vectors
 from bert_jax.inference.bert import Bert, load, load_cross_encoder
-from bert_jax.interop.sentence_layout import DOCUMENT, QUERY
+from bert_jax.interop.sentence_layout import DOCUMENT_PROMPTS, QUERY_PROMPTS
 from bert_jax.labelled import table
 from bert_jax.runtime import console, storage
 from bert_jax.tasks import reranking
@@ -120,12 +120,12 @@ def mine(model: str, source: str, corpus: str, output: str, *,
   query_file, positive_file, documents = (path.parent / f'{path.name}.{name}.npy'
                                           for name in ('queries', 'positives', 'corpus'))
   all_queries, all_positives = zip(*pairs)
-  queries = _vectors(bert, all_queries, query_file, QUERY, **options)
-  positives = _vectors(bert, all_positives, positive_file, DOCUMENT, **options)
-  stored_vectors.write(bert, texts, len(texts.ids), texts.digest, documents, DOCUMENT,
-                       **options)
+  queries = _vectors(bert, all_queries, query_file, QUERY_PROMPTS, **options)
+  positives = _vectors(bert, all_positives, positive_file, DOCUMENT_PROMPTS, **options)
+  stored_vectors.write(bert, texts, len(texts.ids), texts.digest, documents,
+                       DOCUMENT_PROMPTS, **options)
   excluded = _positives(pairs, texts)
-  # Positives get no rank, so the search returns more: the most positives of any query.
+  # Positives get no rank. So each query needs as many further hits as it has positives.
   depth = ranks[1] + max(map(len, excluded.values()))
   hits = search.search(np.stack(list(queries.values())), documents, depth)
   near = {query: [(i, score) for i, score in zip(*of_query) if i not in excluded[query]]

@@ -14,7 +14,9 @@ from bert_jax.data import packing
 
 # Bounds on the slots of a row (P). A head computes empty slots too.
 _FEWEST_SLOTS, _MOST_SLOTS = 4, 16
-_SHARED_LENGTH = 64  # texts up to this length share rows of this length
+# A longer text gets a row of the next power of two, and short texts only fill its rest.
+# Texts up to this length, in tokens, all share rows of one length.
+_SHARED_LENGTH = 64
 _SHORTEST_ROW = 32
 
 

@@ -36,8 +36,8 @@ def write(bert: Bert, texts: Iterable[str], count: int, digest: str, path: epath
     texts: `count` texts, at least one.
     digest: a digest of the texts.
     path: the file, on a local disk.
-    prompts: `sentence_layout.QUERY` or `DOCUMENT`. Each text gets the first of these
-      prompts that the model has, else none.
+    prompts: `sentence_layout.QUERY_PROMPTS` or `DOCUMENT_PROMPTS`. Each text gets the
+      first of these prompts that the model has, else none.
     pooling: cls, mean or max; None = the pooling of the model, or mean.
     max_len: see `Bert.embed`.
     normalize: True = vectors of length 1; None = as the model says.

@@ -168,14 +168,14 @@ def _check_uploadable(directory: epath.Path, to: str, quantizes: bool):
   """Raises UserError if an existing folder is not one of the format `to`."""
   require(not quantizes, f'--quantize has no effect here: --output={directory} already '
                          'exists and is only uploaded')
-  files = ('config.json',
+  files = ('config.json', hub.CARD,
            *([text_layout.FILE] if to == 'sentence_transformers' else []))
   require(all((directory / name).exists() for name in files),
           f'--output={directory} already exists and is not a folder of --to={to}')
 
 
 def _check_equal(source: str, model: Pretrained, directory: epath.Path):
-  """Compares a model with the one in a folder; raises UserError if they differ."""
+  """Compares a model with the model in a folder; raises UserError if they differ."""
   other = load_lib.load(str(directory))
   # A folder of sentence-transformers may lack heads of the source: compare only the part
   # that it can hold.

@@ -22,9 +22,10 @@ BERT = Family(
 
 
 def _unused(config: Mapping[str, Any]) -> int:
-  """Returns the number of unused rows: fairseq starts positions at the padding id + 1.
+  """Returns the number of unused rows at the start of RoBERTa's position table.
 
-  Liu et al. 2019, https://arxiv.org/abs/1907.11692.
+  fairseq gives the first token of a text the position padding id + 1 (Liu et al. 2019,
+  https://arxiv.org/abs/1907.11692).
   """
   padding = config.get('pad_token_id', 1)
   require(isinstance(padding, int) and not isinstance(padding, bool) and padding >= 0,
@@ -42,7 +43,10 @@ def _unused_mpnet(config: Mapping[str, Any]) -> int:
 
 
 def _defaults(**values: Any) -> Callable[[Mapping[str, Any]], Mapping[str, Any]]:
-  """Adds transformers' defaults, where they are not ours, for fields that are missing."""
+  """Returns a function that adds transformers' defaults for fields that are missing.
+
+  Only defaults that differ from ours are needed.
+  """
   return lambda config: {**values, **config}
 
 

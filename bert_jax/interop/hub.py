@@ -1,7 +1,7 @@
 """Uploads converted models to the Hugging Face hub.
 
-The chosen checkpoint becomes the branch main. Every kept checkpoint of a workdir becomes
-a branch step-N, so that others can study the course of the training.
+The converted checkpoint becomes the branch main. Each checkpoint in `checkpoints/` of a
+workdir also becomes a branch step-N, for studies of the training over time.
 """
 
 from collections.abc import Callable
@@ -15,15 +15,15 @@ from bert_jax.interop.pretrained import Pretrained
 from bert_jax.runtime.console import print_summary
 from bert_jax.training import checkpoint, integrity
 
-_CARD = 'README.md'
+CARD = 'README.md'
 
 
 def push(source: str, folder: epath.Path, repo: str,
          write: Callable[[Pretrained, epath.Path], None]):
-  """Uploads a converted model, and the other checkpoints of its workdir.
+  """Uploads a converted model, then each checkpoint of its workdir to its own branch.
 
   Args:
-    source: the model that was converted; a workdir has more checkpoints.
+    source: the model that was converted; if not a workdir, only `folder` is uploaded.
     folder: the converted model.
     repo: ORGANIZATION/NAME. It is created if it does not exist.
     write: converts a model into a new folder.
@@ -56,15 +56,15 @@ def _upload(folder: epath.Path, repo: str, branch: str):
 
   # The card shows how to load the model, which differs between branches.
   name = f"'{repo}'" + ('' if branch == 'main' else f", revision='{branch}'")
-  card = (folder / _CARD).read_text().replace(f"'{huggingface.PLACEHOLDER}'", name)
+  card = (folder / CARD).read_text().replace(f"'{huggingface.PLACEHOLDER}'", name)
   api = huggingface_hub.HfApi()
   try:
     api.create_repo(repo, exist_ok=True)
     if branch != 'main':
       api.create_branch(repo, branch=branch, exist_ok=True)
     api.upload_folder(repo_id=repo, folder_path=str(folder), revision=branch,
-                      ignore_patterns=_CARD, commit_message='Upload by bert_jax')
-    api.upload_file(repo_id=repo, path_or_fileobj=card.encode(), path_in_repo=_CARD,
+                      ignore_patterns=CARD, commit_message='Upload by bert_jax')
+    api.upload_file(repo_id=repo, path_or_fileobj=card.encode(), path_in_repo=CARD,
                     revision=branch, commit_message='Upload by bert_jax')
   # The network libraries below the hub's package raise errors of their own classes.
   except Exception as e:

@@ -114,7 +114,11 @@ def _linear(folder: epath.Path, x: np.ndarray) -> np.ndarray:
                     f'{x.shape[1]}')
   y = x @ weight.T
   if config.get('use_residual'):
-    y += x if residual is None else x @ residual.T
+    shortcut = np.eye(x.shape[1], dtype=x.dtype) if residual is None else residual.T
+    require((x.shape[1], y.shape[1]) == shortcut.shape,
+            f'{folder}: its residual must turn vectors of {x.shape[1]} into vectors of '
+            f'{y.shape[1]}')
+    y += x @ shortcut
   return y
 
 
@@ -159,6 +163,8 @@ def read(directory: epath.Path, modules: Sequence[tuple[str, str]], width: int,
   """
   path, is_pylate = directory / text_layout.SETTINGS, settings.get('model_type') == KINDS[1]
   limits = text_layout.encoder_settings(directory / modules[0][1])
+  # PyLate normalizes without a Normalize module. In other folders Dense must come before
+  # Normalize.
   projection, mask, normalizes = None, {}, is_pylate
   for kind, folder in modules[1:]:
     require(kind in MODULES

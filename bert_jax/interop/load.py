@@ -94,7 +94,8 @@ def _read(directory: str | os.PathLike, step: int | None, allow_older: bool) -> 
                      ('bert_config.json', tensorflow.load)):
     if (folder / name).exists():
       model = read(folder)
-      # Model cards and mteb name the source: the path of the cache says nothing to others.
+      # Model cards and mteb name the source. Other people know the name on the hub, but
+      # not the path in this machine's cache.
       return dataclasses.replace(
           model, facts={**model.facts, 'source': directory}) if is_of_hub else model
   raise UserError(f'{directory} holds no model: none of {native.WORKDIR_FILE} (a '

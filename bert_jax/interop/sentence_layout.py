@@ -2,7 +2,8 @@
 
 A folder lists its modules in modules.json. Each module has a folder with a config.json
 (https://www.sbert.net/docs/package_reference/base/modules.html). The modules run on the
-host: they cost a thousandth of the encoder, and numpy rounds the same on every platform.
+host in float32. They take about a thousandth of the encoder's time, and an accelerator
+may round their matrix products to bfloat16.
 """
 
 from collections.abc import Mapping
@@ -12,9 +13,9 @@ import json
 from typing import Any, NamedTuple
 
 from etils import epath
-import jax
 import numpy as np
 from safetensors.numpy import save
+from scipy import special
 
 from bert_jax.data import late_inputs
 from bert_jax.data.tokenizers import base as tokenizer_base
@@ -25,9 +26,9 @@ from bert_jax.model.pooling import POOLINGS
 from bert_jax.runtime import storage
 
 _MLM = 'MLMTransformer'  # the name of the encoder of a SpladePooling in older folders
-# The names of the prompts for queries and documents; the first that exists counts. In
-# sentence-transformers, dense models always have a "document", empty unless given.
-QUERY, DOCUMENT = ('query',), late_layout.DOCUMENT_PROMPTS
+# The names of the prompts for queries and documents; the first that exists counts.
+# sentence-transformers gives each dense model a "document" prompt, empty by default.
+QUERY_PROMPTS, DOCUMENT_PROMPTS = ('query',), late_layout.DOCUMENT_PROMPTS
 # The poolings by their names in older folders, in the order of concatenation.
 _OLD_POOLINGS = {'pooling_mode_cls_token': 'cls',
                  'pooling_mode_max_tokens': 'max',
@@ -36,20 +37,14 @@ _OLD_POOLINGS = {'pooling_mode_cls_token': 'cls',
                  'pooling_mode_weightedmean_tokens': 'weightedmean',
                  'pooling_mode_lasttoken': 'lasttoken'}
 _TANH = 'torch.nn.modules.activation.Tanh'
-
-
-def _gelu(x: np.ndarray) -> np.ndarray:
-  return np.asarray(jax.nn.gelu(x, approximate=False))
-
-
 _ACTIVATIONS = {_TANH: np.tanh,
                 'torch.nn.modules.linear.Identity': np.asarray,
                 'torch.nn.modules.activation.ReLU': functools.partial(np.maximum, 0),
-                'torch.nn.modules.activation.GELU': _gelu}
+                'torch.nn.modules.activation.GELU': lambda x: x * special.ndtr(x)}
 
 
 class Module(NamedTuple):
-  """One step from hidden states to vectors."""
+  """A step from hidden states to vectors."""
 
   kind: str  # Pooling, or one of _RUN
   config: dict[str, Any]
@@ -139,7 +134,7 @@ class SentenceLayout(text_layout.TextLayout):
     if normalize is False and modules and modules[-1].kind == 'Normalize':
       modules = modules[:-1]
     for module in modules:
-      # Users may ask for another pooling than the one that the layers were trained on.
+      # Users may ask for a pooling or layers that give vectors of another width.
       weight = module.tensors.get('linear.weight', module.tensors.get('norm.weight'))
       width = None if weight is None else weight.shape[-1]
       require(width in (None, vectors.shape[1]),

@@ -17,7 +17,7 @@ from bert_jax.data.tokenizers.library import LibraryTokenizer
 from bert_jax.data.tokenizers.spiece import SentencePiece
 from bert_jax.errors import UserError, require
 
-_Reader = Callable[..., Offsets]  # one text or two -> tokens, special tokens included
+_Reader = Callable[..., Offsets]  # 1 or 2 texts -> (ids, offsets), with special tokens
 _FOLDERS = ('', 'tokenizer', '0_Transformer')  # where the tokenizer of a model may be
 # Strings on which tokenizers are known to differ.
 HOSTILE = (
@@ -67,7 +67,7 @@ def _tokens_of_texts(tokenizer: Tokenizer) -> list[str]:
 
 
 def _own_file(directory: epath.Path, source: Tokenizer) -> _Reader | None:
-  """Reads the tokenizer.json of a folder with the library alone; None = there is none.
+  """Reads the tokenizer.json of a folder with the library alone; None = no such file.
 
   Raises:
     UserError: its entries, scores or merges differ from `source`.

@@ -149,6 +149,7 @@ def _of_task(model: Pretrained) -> str:
 def _fact(model: Pretrained, name: str, default: Any) -> Any:
   """A fact of a run; `default` if the model does not have it."""
   value = default if model.facts.get(name) is None else model.facts[name]
+  # Without a doc_stride, question answering limits its windows to WINDOW tokens.
   cuts = (name == 'max_len' and model.task == 'question_answering'
           and 'doc_stride' not in model.facts)
   return min(value, question_answering.WINDOW) if cuts else value

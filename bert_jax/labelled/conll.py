@@ -26,7 +26,7 @@ class TaggedWords(NamedTuple):
   tags: tuple[str, ...]  # one per word; () = the file has no tags
 
 
-_LETTERS = ('O', 'B', 'I', 'M', 'E', 'L', 'S', 'U')
+_LETTERS = ('O', 'B', 'I', 'M', 'E', 'L', 'S', 'U')  # the letters of tags, see `entities`
 
 
 class Entity(NamedTuple):
@@ -49,8 +49,8 @@ def is_plain(tag: str, plain_letters: bool = False) -> bool:
 def letters_are_plain(tags: Iterable[str]) -> bool:
   """Returns True if a bare letter such as S is a plain tag in a file with these tags.
 
-  In Italian part-of-speech tags, S is a noun and E a preposition. In tags of words to
-  segment, which are bare letters alone, S is a word of one character.
+  In Italian part-of-speech tags, S is a noun and E a preposition. In word segmentation,
+  all tags are bare letters, and S marks a word of one character.
   """
   return any(map(is_plain, tags))
 
@@ -61,8 +61,8 @@ def entities(tags: Sequence[str], plain_letters: bool = False) -> list[Entity]:
   A tag is O, or a letter, '-' and a label. B begins an entity, I and M continue it, E and
   L end it, S and U are entities of one word. I also begins an entity at the start, after
   O and after another label. Therefore IOB1, IOB2 (BIO), BIOES, BILOU and BMES all work.
-  Any other tag, such as NOUN, makes an entity of its word alone; with `plain_letters`,
-  see `letters_are_plain`, also a letter without a label.
+  Any other tag, such as NOUN, makes an entity of its word alone. So does a letter without
+  a label if `plain_letters` is True; see `letters_are_plain`.
   """
   spans, start, label, previous = [], None, '', 'O'
   # The O at the end closes an entity that reaches to the last word.

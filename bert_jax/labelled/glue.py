@@ -107,12 +107,12 @@ def read(source: str, task: Glue, split: str,
 
 
 def _from_tfds(name: str, task: Glue, split: str) -> Iterator[table.Row]:
-  # MNLI has two test sets and two validation sets; the GLUE score uses the matched ones.
+  # MNLI has two test sets and two validation sets. The GLUE score uses the matched sets.
   is_matched = name.startswith('glue/mnli') and split != 'train'
   ours = [column for column in (task.text, task.text_pair) if column]
   rows = table.read_tfds(name, f'{split}_matched' if is_matched else split)
   if split == 'test':
-    # tfds stores examples in the order of a hash, a submission has the order of the file.
+    # tfds stores examples in the order of a hash. A submission has the file's order.
     rows = sorted(rows, key=lambda row: row.values['idx'])
     named, numbers = name.partition('@')[2], [int(row.values['idx']) for row in rows]
     require(named and not named.startswith('test') or numbers == list(range(len(rows))),

@@ -121,7 +121,7 @@ def check(places: Mapping[str, str], reasons: Mapping[str, str] = {}):
 
 
 def doubtful(places: Mapping[str, str], counts: Mapping[str, int]) -> list[str]:
-  """Returns notes about labels that may not be labels.
+  """Returns notes about labels that differ only in case, and about labels of one row.
 
   Args:
     places: the first line of each label.

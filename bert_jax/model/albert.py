@@ -18,7 +18,7 @@ class AlbertConfig(BertConfig):
 
   architecture: str = 'albert'
   embedding_size: int = 128  # E, the width of the token table
-  groups: int = 1  # G: layers with different parameters, each applied N / G times in a row
+  groups: int = 1  # G, layers with their own parameters; each runs N / G times in a row
 
   def __post_init__(self):
     super().__post_init__()

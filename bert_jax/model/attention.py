@@ -59,7 +59,7 @@ class Dropout(NamedTuple):
 
 
 def visible_ids(tokens: Tokens) -> jax.Array:
-  """Returns the text ids of visible tokens, 0 on padding and hidden ones: [B, L] int32."""
+  """The text ids [B, L] int32, with 0 on padding and on hidden tokens."""
   return (tokens.text_ids if tokens.hidden is None
           else jnp.where(tokens.hidden, 0, tokens.text_ids))
 
@@ -137,9 +137,9 @@ def local_attention(query: jax.Array, key: jax.Array, value: jax.Array,
                     drop: Callable[[jax.Array], jax.Array] = keep_all) -> jax.Array:
   """Attention to the visible tokens of the same text that are at most `reach` away.
 
-  Works in blocks of `reach` tokens (1 for 0). Each block sees itself and its two
-  neighbors, so that the cost is linear in L. A hidden token without a visible one near it
-  gets zeros, as in transformers: the softmax over no key would mix the texts of a row.
+  The blocks have max(`reach`, 1) tokens. A block sees itself and its two neighbors: the
+  cost is linear in L. A token that sees no key, such as a hidden token far from visible
+  tokens, gets zeros as in transformers: a softmax over masked keys would mix the texts.
 
   Args:
     query: [B, L, H, K].
@@ -187,8 +187,8 @@ def local_attention(query: jax.Array, key: jax.Array, value: jax.Array,
 class Attend:
   """How all layers of an encoder attend; has no arrays, so it can be a module field."""
 
-  # (heads, text ids, dropout[, reach][, causal]) -> [B, L, H * K] or [B, L, H, K]; None = XLA
-  kernel: Callable[..., jax.Array] | None = None
+  # (heads, text ids, dropout[, reach][, causal]) -> [B, L, H * K] or [B, L, H, K]
+  kernel: Callable[..., jax.Array] | None = None  # None = XLA
   kernel_has_windows: bool = False  # the kernel takes `reach`
   keeps_weights: bool = False  # returns the weights too, which no kernel can
 
@@ -213,7 +213,7 @@ class Attend:
     """
     query, key, value, *_ = heads
     if self.kernel and (reach is None or self.kernel_has_windows):
-      options = {'reach': reach, 'causal': mask.causal}  # of some kernels
+      options = {'reach': reach, 'causal': mask.causal}  # only some kernels take these
       return self.kernel(heads, mask.text_ids, dropout, **{
           name: x for name, x in options.items() if x is not None}), None
     if reach is None:
@@ -242,7 +242,7 @@ class SelfAttention(nn.Module):
   attend: Attend
   reach: int | None = None  # see `Attend`
   out_stddev: float | None = None  # of the output projection; None = initializer_range
-  output_dropout: float = 0.0  # for architectures without biases
+  output_dropout: float = 0.0  # drops no bias, so only for models without biases
 
   @nn.compact
   def __call__(self, x: jax.Array, mask: Mask, *, deterministic: bool,
@@ -294,7 +294,7 @@ class SelfAttention(nn.Module):
 
   def _project(self, name: str, x: jax.Array, size: int, stddev: float,
                axes: tuple[str, str]) -> Biased:
-    """A dense layer: [B, L, in] -> [B, L, size]."""
+    """A dense layer that leaves its bias to the caller: [B, L, in] -> [B, L, size]."""
     init = truncated_normal(stddev, *axes)
     kernel = self.param(f'{name}_kernel', init, (x.shape[-1], size))
     # XLA:CPU multiplies matrices faster than three-dimensional arrays.

@@ -1,4 +1,4 @@
-"""The attention kernels, which never materialize the [L, L] weights, and their choice.
+"""The attention kernels, and the choice among them. No kernel stores the [L, L] weights.
 
 A new kernel is one file and one line in ALL. Its file has `obstacle`, which says why a
 model cannot use it, and `attend`, which computes attention
@@ -33,7 +33,7 @@ class Kernel(NamedTuple):
   drops: bool = False  # computes attention dropout
   has_windows: bool = False  # computes local attention
   has_causal: bool = False  # computes causal rows
-  slow_on: tuple[str, ...] = ()  # where it is interpreted, for tests: never by `auto`
+  slow_on: tuple[str, ...] = ()  # where Pallas interprets it, for tests; never for `auto`
   # The shortest row for `auto`. In shorter rows XLA is as fast and its weights are small.
   shortest: int = 0
 
@@ -198,7 +198,7 @@ def choose_path(config: BertConfig, length: int, platform: str = '',
 
 
 def choose(config: BertConfig, tokens: Tokens) -> Attend:
-  """Chooses like `choose_path`, for rows on the platform of the trace; raises UserError."""
+  """Returns the `Attend` that `choose_path` chooses for these rows; raises UserError."""
   special = CAUSAL if tokens.causal is not None else ''
   special = HIDDEN if tokens.hidden is not None else special
   name, _ = choose_path(config, tokens.ids.shape[1], special=special)

@@ -29,13 +29,13 @@ class BertConfig:
       K head width   F feed-forward width   V vocabulary   M masked positions in a row
       P pairs in a row                      N layers       E embedding width, if not D
 
-  Batches of packed texts have R rows with P texts in each. In `labelled` and `tasks`, E is
-  the examples of a batch and C the inputs of an example.
+  Batches of packed texts have R rows of P texts. In `labelled` and `tasks`, E is the
+  number of examples in a batch, and C the number of inputs of an example.
   """
 
   # The `model_type` of transformers; `architectures.ALL` lists the config class of each.
   architecture: str = 'bert'
-  vocab_size: int = 30522  # V, entries of the vocabulary, without the padding of the table
+  vocab_size: int = 30522  # V, the entries of the vocabulary, without padding
   hidden_size: int = 768  # D, the width of a hidden state
   num_layers: int = 12  # N, Transformer layers
   num_heads: int = 12  # H, attention heads; K = D / H
@@ -47,7 +47,7 @@ class BertConfig:
   activation: str = 'gelu'
   dropout: float = 0.1  # share dropped of embeddings, attention and feed-forward outputs
   attention_dropout: float = 0.1  # share dropped of the attention weights
-  # Deviation of random parameters, before the normal distribution is cut at 2 deviations.
+  # Standard deviation of random parameters before truncation at two standard deviations.
   initializer_range: float = 0.02
   layer_norm_eps: float = 1e-12  # added to the variance in the norms
   # Dtype of the matrix products; parameters, softmax and norms stay float32. auto =

@@ -43,9 +43,9 @@ class DebertaConfig(BertConfig):
   max_relative_positions: int = -1  # larger distances share a row; -1 = max_positions
   pos_att_type: str = 'p2c|c2p'  # scores in addition to content: c2p, p2c or both
   share_att_key: bool = True  # positions use the projections of the content
-  norm_rel_ebd: str = 'layer_norm'  # the norm of the relative positions: layer_norm or none
+  norm_rel_ebd: str = 'layer_norm'  # norm of the relative positions: layer_norm or none
   conv_kernel_size: int = 0  # tokens in the convolution of the first layer (v2); 0 = none
-  conv_act: str = 'tanh'  # the activation of the convolution: tanh, gelu, gelu_tanh or relu
+  conv_act: str = 'tanh'  # activation of the convolution: tanh, gelu, gelu_tanh or relu
 
   has_positions: ClassVar[bool] = False
   has_segments: ClassVar[bool] = False
@@ -102,6 +102,7 @@ class DebertaConfig(BertConfig):
                                conv_kernel_size=0)
 
   def flops_per_token(self, length: int, predictions: float) -> float:
+    # A term computes 2 L scores for each token. Count the L scores that `skew` keeps.
     terms = len(self.pos_att_type.split('|'))
     return (super().flops_per_token(length, predictions)
             + 6 * terms * self.num_layers * self.hidden_size * length
@@ -119,7 +120,7 @@ def table_rows(config: DebertaConfig, length: int) -> np.ndarray:
     [2 L + 1] int32.
   """
   distance = np.arange(-length, length + 1)
-  # Otherwise each distance has its own row.
+  # In all other cases, each distance has its own row.
   if 0 < config.position_buckets < 2 * (config.farthest - 1):
     half = config.position_buckets // 2
     # In float32, to round as the reference implementation does.
@@ -161,7 +162,7 @@ class RelativeMask(NamedTuple):
   bias: jax.Array  # [B, 1, L, L] float32
   causal: jax.Array | None  # [B] bool, see `Tokens`
   visible_ids: jax.Array  # [B, L] int32
-  table: jax.Array  # [R, D], the rows of the table from the first one in `_rows`
+  table: jax.Array  # [R, D], the part of the table that these rows use, see `_rows`
 
 
 class RelativePositions(nn.Module):

@@ -55,7 +55,7 @@ class Embeddings(nn.Module):
       [B, L, E] in the activation dtype.
     """
     c = self.config
-    # The sum is in float32: terms of similar size lose a digit in bfloat16.
+    # The sum is in float32, because bfloat16 would round away digits of each term.
     x = jnp.take(self._token_table(), ids, axis=0)  # [B, L, E]
     if c.has_positions:
       table = nn.with_logical_constraint(self.position, (None, 'embed_act'))

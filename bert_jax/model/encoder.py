@@ -119,7 +119,7 @@ class Encoder(nn.Module):
     self.pooler = dense(c, c.hidden_size, ('embed', 'pooled'), bias_axis='embed')
 
   def attention_mask(self, tokens: Tokens, attend: Attend) -> Mask:
-    """Which tokens attend to which, in all layers."""
+    """Makes the mask for all layers; an architecture may add a bias."""
     return attend.mask(tokens)
 
   def run_layers(self, x: jax.Array, tokens: Tokens, attend: Attend,
@@ -144,7 +144,7 @@ class Encoder(nn.Module):
   @nn.compact
   def _run(self, tokens: Tokens, attend: Attend,
            deterministic: bool) -> tuple[jax.Array, States | None]:
-    """Returns (last hidden states [B, L, D], all states if `attend` keeps the weights)."""
+    """(the last hidden states [B, L, D], all states if `attend` keeps the weights)."""
     x = self.embeddings(tokens.ids, tokens.type_ids, tokens.positions,
                         deterministic=deterministic)  # [B, L, E]
     if self.config.projects:

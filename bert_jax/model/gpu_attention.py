@@ -3,10 +3,10 @@
 No [L, L] array is in memory, as in flash attention (Dao et al. 2022,
 https://arxiv.org/abs/2205.14135). The forward pass takes a block of queries, visits the
 blocks of keys in its reach, and saves the log-sum-exp of each query's scores. The
-backward pass recomputes the weights and the dropout mask. If a row has up to 128 tokens,
-the backward pass takes it as one block: a program computes all three gradients of a head
-from one set of weights. Longer rows need the weights twice, once by query and once by
-key.
+backward pass recomputes the weights and the dropout mask. In rows of up to 128 tokens
+with heads up to 64 wide, it takes a row as one block: a program computes all three
+gradients of a head from one set of weights. In other rows, it computes the weights twice,
+once by query and once by key.
 """
 
 import functools
@@ -84,6 +84,8 @@ def _call(kernel, shape: Shape, launch: _Launch, programs: tuple[int, ...], prod
   batch, length, heads, _, width = inputs.qkv.shape
   has_angles = inputs.angles is not None
 
+  # A block has one part of an array: query, key or value, or cos or sin. So the kernel
+  # takes `qkv` three times and `angles` twice.
   def part(i):
     return pl.BlockSpec((None, length, None, None, width),
                         lambda b, h, *_: (b, 0, h, i, 0))
@@ -150,6 +152,7 @@ def _backward(shape, saved, gradient):
     kernel, by_head, programs, products = (
         kernels.backward_kernel, [sums, means], (2 * blocks,), 7)
   d_qkv = jax.ShapeDtypeStruct(inputs.qkv.shape, inputs.qkv.dtype)
+  # Each program sums the gradient of the bias over its own tokens.
   shares = None if inputs.bias is None else jax.ShapeDtypeStruct(
       (batch, heads, blocks, 3, width), jnp.float32)
   d_qkv, d_bias = _call(

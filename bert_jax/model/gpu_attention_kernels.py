@@ -38,7 +38,7 @@ class Shape(NamedTuple):
     return min(most, max(LEAST, pl.next_power_of_2(self.length)))
 
   def visited(self, start: jax.Array, size: int, block: int) -> tuple:
-    """The range of key blocks that queries in [start, start + size) see, or vice versa."""
+    """Range of key blocks that queries in [start, start + size) see, or vice versa."""
     count = pl.cdiv(self.length, block)
     if self.reach is None:
       return 0, count
@@ -73,7 +73,7 @@ class _Program(NamedTuple):
 class _Tokens(NamedTuple):
   """A block of tokens of a row."""
 
-  start: jax.Array  # the place of the first one in the row
+  start: jax.Array  # the place of the first token in the row
   at: jax.Array  # [tokens] int32, the places in the row
   ids: jax.Array  # [tokens] int32, the text ids; -1 past the end of the row
 
@@ -193,7 +193,7 @@ def _drop(shape: Shape, program: _Program, queries: _Tokens, keys: _Tokens,
 
 
 def forward_kernel(shape, sizes, refs, out, sums):
-  """Attention of a block of queries."""
+  """Attention of a block of queries; `sums` gets the log2-sum-exp2 of their scores."""
   program, start = _program(refs), pl.program_id(2) * sizes[0]
   q = _vectors(refs, 0, shape, start, sizes[0])
   queries = _tokens(refs, shape, start, sizes[0])
@@ -204,6 +204,7 @@ def forward_kernel(shape, sizes, refs, out, sums):
     keys = _tokens(refs, shape, at, sizes[1])
     k = _vectors(refs, 1, shape, at, sizes[1])
     scores = _scores(shape, program, q, k, queries, keys)
+    # The running softmax of flash attention: a new maximum shrinks the earlier sums.
     new_most = jnp.maximum(most, scores.max(-1))
     weights = gpu_math.exp2(scores - new_most[:, None], shape.interpret)
     shrink = gpu_math.exp2(most - new_most, shape.interpret)
@@ -213,6 +214,7 @@ def forward_kernel(shape, sizes, refs, out, sums):
     total = total * shrink[:, None] + pltriton.dot(weights.astype(v.dtype), v)
     return total, new_most, sums
 
+  # The first maximum is below every score, so the first block replaces it.
   empty = (jnp.zeros((sizes[0], shape.width), jnp.float32),
            jnp.full(sizes[:1], 2 * MASKED, jnp.float32),
            jnp.zeros(sizes[:1], jnp.float32))
@@ -226,7 +228,7 @@ def forward_kernel(shape, sizes, refs, out, sums):
 
 def _weights(shape: Shape, program: _Program, q, k, queries: _Tokens, keys: _Tokens, sums,
              d_weights) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """(weights, weights after dropout, `d_weights` of the kept ones), [queries, keys].
+  """(weights, weights after dropout, `d_weights` after dropout), each [queries, keys].
 
   The weights are already divided by 1 - rate.
   """

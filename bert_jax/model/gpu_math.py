@@ -1,9 +1,9 @@
 """Functions that the Triton kernels share; the arithmetic is in NVIDIA's assembly.
 
 Triton emits no fused multiply-adds, and guards exponentials and divisions against very
-small numbers that do not occur here. That takes a third more instructions, and instructions
-limit these kernels as much as memory bandwidth does. Pallas' interpreter runs no
-assembly: with `interpret` the functions compute the same without it.
+small numbers that do not occur here. That takes a third more instructions, and
+instructions limit these kernels as much as memory bandwidth does. Pallas' interpreter
+runs no assembly: with `interpret` the functions compute the same without it.
 """
 
 import math

@@ -1,7 +1,8 @@
 """The modern encoder: ModernBERT (Warner et al. 2024, https://arxiv.org/abs/2412.13663).
 
 Pre-norm layers without biases, rotary positions, and a gated feed-forward. By default,
-every third layer attends to all of a text, and the others to the neighbors of each token.
+every third layer is global: its tokens attend to their whole text. In the other layers, a
+token attends only to its neighbors.
 """
 
 import dataclasses
@@ -38,10 +39,10 @@ class ModernConfig(BertConfig):
   layer_norm_eps: float = 1e-5
   # The first layer and every `global_every`-th after it are global: they see whole texts.
   global_every: int = 3
-  local_window: int = 128  # tokens that a local layer sees: half of it on either side
+  local_window: int = 128  # tokens that a local layer sees, half of them on either side
   global_theta: float = 160_000.0  # base of the rotary angles in global layers
   local_theta: float = 10_000.0  # base of the rotary angles in local layers
-  classifier_pooling: str = 'cls'  # input of heads on texts: cls, the first token, or mean
+  classifier_pooling: str = 'cls'  # input of heads on texts: cls (first token) or mean
   conv_reach: int = 0  # tokens on either side in short convolutions; ModernBERT has none
 
   has_positions: ClassVar[bool] = False

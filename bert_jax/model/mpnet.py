@@ -35,11 +35,11 @@ class MPNetConfig(BertConfig):
 
 
 def buckets(longest: int) -> np.ndarray:
-  """The row of the table for each distance of a key from its query (Raffel et al. 2020).
+  """The row of the table for each distance between query and key (arXiv:1910.10683).
 
-  https://arxiv.org/abs/1910.10683. Half of the buckets are for keys after the query. In
-  each half, the first 8 are for one distance each, and the others for ranges that grow by
-  a constant factor.
+  Half of the buckets are for keys after the query. In each half, the first 8 buckets are
+  for one distance each, and the others for ranges that grow by a constant factor (Raffel
+  et al. 2020).
 
   Args:
     longest: the length of the longest row.

@@ -17,7 +17,7 @@ from bert_jax.model.attention import Mask
 def neighbors(x: jax.Array, mask: Mask, reach: int) -> Iterator[jax.Array]:
   """Yields x shifted by each i from -reach to reach, with zeros outside the text.
 
-  Hidden neighbors, and the later ones in a causal row, are zero too.
+  Hidden neighbors are zero too, and so are later neighbors in a causal row.
 
   Args:
     x: [B, L, D].
@@ -51,8 +51,8 @@ class ShortConvolution(nn.Module):
     # With zeros, a fresh layer changes nothing.
     zeros = nn.with_logical_partitioning(nn.initializers.zeros_init(), (None, 'norm'))
     taps = self.param('taps', zeros, (2 * self.reach + 1, x.shape[-1])).astype(x.dtype)
-    # One copy for each row: the gradients of all taps are then summed over the rows in one
-    # kernel instead of one for each tap.
+    # One copy for each row: one kernel then sums the gradients of all taps over the rows,
+    # instead of one kernel for each tap.
     taps = jnp.broadcast_to(taps[:, None, None], (len(taps), x.shape[0], 1, x.shape[-1]))
     y = x
     for tap, neighbor in zip(taps, neighbors(x, mask, self.reach)):

@@ -21,7 +21,7 @@ from bert_jax.objectives.masking import Masked
 def are_causal(number: np.ndarray, share: float) -> np.ndarray:
   """True for causal rows, which are evenly spaced by number: [B] int64 -> [B] bool.
 
-  Rows are numbered over the run, or over the run and their corpus in a mixture.
+  Rows are numbered over the run. In a mixture, each corpus numbers its rows separately.
   """
   return np.floor((number + 1) * share) > np.floor(number * share)
 
@@ -29,14 +29,15 @@ def are_causal(number: np.ndarray, share: float) -> np.ndarray:
 def share_at(share: float, steps: float, step: int, train_steps: int) -> float:
   """The share of causal rows at a step.
 
-  `share` in the first part of the run, the fraction `steps`, and then 0.
+  It is `share` in the first part of the run, and 0 after it. The first part is the
+  fraction `steps` of all steps.
   """
   # The fraction as it is written: in floats, 0.07 * 100 is a little more than 7.
   return share if step < math.ceil(Fraction(str(steps)) * train_steps) else 0.0
 
 
 def predict_next(tokens: Tokens, masked: Masked) -> Masked:
-  """Changes the predictions of causal rows.
+  """Makes causal rows predict the next token instead of masked tokens.
 
   Args:
     tokens: the rows before masking; `causal` says which of them are causal.

@@ -51,7 +51,8 @@ class DisentangledSharing(ReplacedTokens):
   def exported(self, params: Any) -> Any:
     """Returns the discriminator, with the sum of both token tables.
 
-    DeBERTa loses its detection head: transformers has no DeBERTa class with such a head.
+    A DeBERTa is exported without its detection head, because transformers has no DeBERTa
+    class with such a head.
     """
     discriminator = self.split(params)[1]
     has_head = self.model.config.architecture != 'deberta-v2'

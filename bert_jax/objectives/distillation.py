@@ -37,7 +37,7 @@ class Distillation(objective.Objective):
 
   def loss(self, params: Any, frozen: Any, rows: Rows, masked: Masked,
            keys: objective.Keys) -> losses.Metrics:
-    """Computes MLM metrics at masked positions, both other losses at all real tokens."""
+    """Computes MLM metrics at masked positions, and the other losses at real tokens."""
     tokens = rows.tokens
 
     # Computes only hidden states: the heads run later, on pieces of the rows.

@@ -40,7 +40,7 @@ def binary_cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:
 
 def soft_cross_entropy(student: jax.Array, teacher: jax.Array,
                        temperature: float) -> jax.Array:
-  """T^2 KL(teacher || student) of logits divided by T, the temperature: [..., V] -> [...].
+  """T^2 KL(teacher || student) of logits / T, with T = `temperature`: [..., V] -> [...].
 
   Hinton et al. 2015, section 2: T^2 keeps the size of the gradients independent of T.
   """

@@ -176,7 +176,7 @@ def _budgets(key: jax.Array, n: jax.Array, rate: jax.Array, most: int) -> jax.Ar
   total = jnp.maximum(jnp.sum(budgets), 1)
   # One random shift for all groups: the budgets sum to `most` exactly, without bias.
   shift = jax.random.randint(key, (), 0, total)
-  up_to = (jnp.cumsum(budgets) * most + shift) // total  # budget of a group and all before
+  up_to = (jnp.cumsum(budgets) * most + shift) // total  # budgets summed up to each group
   return jnp.where(total > most, jnp.diff(up_to, prepend=0), budgets)
 
 
@@ -247,7 +247,7 @@ def mask(key: jax.Array, ids: jax.Array, text_ids: jax.Array, row: jax.Array,
     vocabulary: the ids that replacements are drawn from.
     pairs: P, the most pairs in a row.
     word_start: [B, L] int32, 1 where a word starts, on special tokens and on the token
-      after a special one. Only units of single tokens work without it.
+      after a special token. May be None only if `config.unit` is 'token'.
     rate: [B] float32, replaces `config.rate`.
 
   Returns:

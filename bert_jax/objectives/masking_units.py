@@ -89,7 +89,9 @@ def draw_whole(key: jax.Array, start: jax.Array, size: jax.Array, n: jax.Array,
   Args:
     key: the key of the row.
     start, size: [L] int32, the start and the size, in tokens, of the unit of each token.
-    n, budget, most: numbers of tokens.
+    n: int32 scalar, the ordinary tokens of the row.
+    budget: int32 scalar, the tokens to draw on average.
+    most: M, upper bound on the drawn tokens.
 
   Returns:
     [L] bool, True on drawn tokens.

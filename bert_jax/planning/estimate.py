@@ -132,8 +132,8 @@ def _guide(chip: chip_figures.Chip, flops: float, memory: float) -> float:
 
   Compute limits the products, and memory limits everything else. The shares of the peak
   rates and the factor come from an H200. There, without a scan, the steps of BERT-base
-  and BERT-large in XLA were within 5% of this guess. With the Triton kernels, base in
-  rows of 128 is 9% faster than the guess, and large in rows of 512 is 5% slower.
+  and BERT-large in XLA were within 5% of this estimate. With the Triton kernels, base in
+  rows of 128 is 9% faster than the estimate, and large in rows of 512 is 5% slower.
 
   Args:
     chip: the GPU.

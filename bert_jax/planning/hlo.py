@@ -51,7 +51,7 @@ class Instruction(NamedTuple):
 
 
 def closing(text: str) -> int:
-  """The index in `text` of the parenthesis that closes one just before `text`."""
+  """The index of the parenthesis that closes a parenthesis opened just before `text`."""
   depth = 1
   for i, letter in enumerate(text):
     depth += (letter == '(') - (letter == ')')

@@ -1,4 +1,4 @@
-"""Plans a run for TPU slices or GPUs that need not exist here, or for the local devices."""
+"""Plans a run for local devices, or for TPU slices and GPUs that need not exist here."""
 
 from collections.abc import Iterator, Mapping, Sequence
 import json
@@ -84,6 +84,7 @@ def _plan(config: ConfigDict, name: str, price: float, search: bool,
         f'(mesh {axes}; sharding {config.sharding}; remat {config.model.remat}; '
         f'{config.model.dtype})')
   lengths = [work.phase.max_len for work in works]
+  # The mesh in context decides which kernels are available.
   with sharding.in_context(mesh, config.sharding):
     paths = attention_kernels.describe(
         works[0].task.model.config, lengths,

@@ -170,7 +170,7 @@ def operations(text: str) -> list[Operation]:
 
 
 def of_products(text: str) -> float:
-  """The memory traffic of a step in matrix products and the operations fused with them."""
+  """Bytes that matrix products, and the operations fused with them, move in a step."""
   module, size = hlo.Module(text), 0.0
   for computation, x, times in module.walk():
     inside = module.computations[x.called('calls')] if x.opcode in _FUSIONS else {0: x}

@@ -1,4 +1,4 @@
-"""Digests of batches on the host: equal digests mean equal rows, however split."""
+"""Digests of batches on the host. The split of the rows over processes has no effect."""
 
 import collections
 from collections.abc import Sequence

@@ -14,13 +14,13 @@ from typing import Any
 from bert_jax.errors import Failed
 
 _MAX_SKIPPED = 5  # in a row
-_SPIKE_LINES = 20  # lines before a loss that it is compared with
+_SPIKE_LINES = 20  # a loss is compared with up to this many lines before it
 _SPIKE_NATS = 0.5  # a spike is at least this far above the median of these lines
-_SETTLED = 60  # seconds, in which the first windows of rows are made and files are cached
+_SETTLED = 60  # seconds until the first windows of rows are made and files are cached
 _LONG_WAIT = 0.05  # share of the time that a device may wait for rows without a warning
-_EARLY = 1 / 3  # of a run, in which an objective may not have begun to learn
+_EARLY = 1 / 3  # of a run: during this first part, an objective may not learn yet
 _SHORT = 1000  # a run of fewer steps may not learn anything
-_LEARNED_NATS = 0.05  # a loss below the entropy of the tokens by this means learning
+_LEARNED_NATS = 0.05  # a loss this far below the entropy of the tokens shows learning
 _CHANCE = 0.55  # accuracy of a pair objective that may be chance
 _CAUSES = (
     'Likely: optimizer.learning_rate is too high, the warmup too short, or the text '

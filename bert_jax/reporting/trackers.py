@@ -200,7 +200,7 @@ class WeightsAndBiases(Tracker):
 
 
 def _wandb_record(workdir: epath.Path) -> tuple[str, dict[str, int]]:
-  """The id of the run at W&B, and the last step that it has of each kind."""
+  """The id of the run at W&B, and the last train and eval steps that W&B surely has."""
   record = storage.read_json_if_any(workdir / 'wandb.json')
   return (record.get('id') or uuid.uuid4().hex,
           {'train': 0, 'eval': 0, **record.get('safe', {})})

@@ -21,7 +21,7 @@ from bert_jax.training.job import Job
 
 
 def _best(config: FrozenConfigDict, data: FineTuningData) -> str:
-  """The score that selects the best checkpoint."""
+  """The score that selects the best checkpoint; raises UserError if it is unknown."""
   known = ('loss',) * data.files.has_held_out_loss + tuple(data.files.score_names)
   require(config.keep_best in ('', 'auto', *known),
           f'keep_best={config.keep_best!r} is not a score of this task: use '

@@ -50,7 +50,7 @@ def load(config: ConfigDict) -> Pretrained:
   params = flatten_dict(model.params, sep='/')
   for name in {'params/bert/embeddings/token', 'params/mlm_bias'} & params.keys():
     table = params[name]
-    # Tables are padded to a multiple, so the rows after `old` are padding, not entries.
+    # The rows after `old` only pad the table, so new entries may take them.
     extended = np.zeros((extended_config.padded_vocab_size, *table.shape[1:]),
                         table.dtype)
     extended[:old] = table[:old]
@@ -62,9 +62,10 @@ def load(config: ConfigDict) -> Pretrained:
 
 
 def load_teacher(config: ConfigDict) -> Pretrained | None:
-  """Loads the model `teacher`, if any, to compute like the student but without dropout.
+  """Loads the model `teacher`, if any, for use without dropout.
 
-  Raises UserError if it cannot teach this student.
+  Its config gets the dtype and the attention of the student. Raises UserError if this
+  model cannot teach the student.
   """
   if not config.teacher:
     return None
@@ -86,11 +87,11 @@ def load_teacher(config: ConfigDict) -> Pretrained | None:
 
 
 def student(model: Pretrained, config: BertConfig) -> Pretrained | None:
-  """Copies evenly spaced layers of a teacher, and its other arrays, into a student.
+  """Makes a student of evenly spaced layers, embeddings and the MLM head of a teacher.
 
   A student without segments adds the embedding of the first segment to its positions.
-  Returns None if the sizes differ in more than the number of layers: such a student
-  starts from random parameters.
+  Returns None if the student has more layers, another size, or an architecture other than
+  BERT, RoBERTa and DistilBERT: such a student starts from random parameters.
   """
   theirs, layers = model.config, config.num_layers
   same = ('hidden_size', 'num_heads', 'intermediate_size', 'max_positions')

@@ -13,7 +13,7 @@ from bert_jax import config as config_lib
 from bert_jax.data import phases as phases_lib
 from bert_jax.data.phases import Phase
 
-Resolved = tuple[dict[str, Any], list[str]]  # ({full name: new value}, notes for the user)
+Resolved = tuple[dict[str, Any], list[str]]  # ({full name: value}, notes for the user)
 
 
 def one_length(config: ConfigDict, given: Mapping[str, Any]) -> Resolved:

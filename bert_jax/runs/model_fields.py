@@ -64,7 +64,7 @@ def _pooling_if_unset(config: ConfigDict, earlier: Mapping[str, Any],
 
 
 def _print_left_out(config: ConfigDict, model: Pretrained | None):
-  """Prints what the answers of a model have and a run from it does not."""
+  """Prints the parts of a text layout that a run from this model does not use."""
   own = model and model.text_layout
   if not own:
     return
@@ -86,8 +86,8 @@ def layout_if_unset(config: ConfigDict, earlier: Mapping[str, Any],
                     model: Pretrained | None) -> dict[str, Any]:
   """The fields about the layout that the config leaves to the model.
 
-  A resumed run takes them from the config of the `earlier` run. Raises UserError if a run
-  has no field for a part of the layout.
+  A resumed run takes them from the config of the `earlier` run. Prints the parts of the
+  layout that the run does not use. Raises UserError for a part that no field expresses.
   """
   fields = _pooling_if_unset(config, earlier, model) | _late_if_unset(config, earlier, model)
   _print_left_out(config, model)
@@ -132,8 +132,8 @@ def vocabulary_if_unset(config: ConfigDict, model: Pretrained | None,
                         workdir: epath.Path) -> dict[str, Any]:
   """The fields for reading text with the model's vocabulary, if the config has no other.
 
-  Saves the vocabulary in the workdir, where a resumed run (model=None) finds it. The
-  intact vocabulary of an earlier run stays, because the run may yet be refused.
+  Saves the vocabulary in the workdir, where a resumed run (model=None) finds it. If an
+  earlier run left an intact vocabulary there, it stays: this run may yet be refused.
   """
   folder, run_file = workdir / 'tokenizer', workdir / 'run.json'
   if config.data.vocab or dataset.is_prepared(config.data.source):

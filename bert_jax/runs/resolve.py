@@ -159,6 +159,7 @@ def resolve(asked: Asked, mesh: Mesh, workdir: storage.Folder, earlier: Mapping[
   # The data determines the size of the vocabulary, or the steps of an epoch.
   job = make_job(config)
   config = changed(config, job.fields)
+  # The number of steps decides whether a GPU unrolls the layers.
   fields, job = unrolling.of_job(config, job, mesh)
   config = changed(config, fields)
   # With epochs or minutes the number of steps is known only now.

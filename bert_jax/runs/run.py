@@ -104,7 +104,7 @@ def _agree(config: FrozenConfigDict, workdir: epath.Path):
 def _require_shared(workdir: epath.Path):
   """Raises UserError if hosts have different folders of this name, as on their own disks.
 
-  Each would save its part of every checkpoint where the others cannot read it.
+  Each process would save its part of a checkpoint where the others cannot read it.
   """
   if jax.process_count() == 1:
     return

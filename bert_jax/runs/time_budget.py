@@ -22,7 +22,7 @@ from bert_jax.training.job import Job
 
 _WARM = 2  # untimed steps: the first one compiles
 _LEAST, _MOST, _SECONDS = 3, 200, 10.0  # timed steps of each phase, and their target time
-# Length of the schedule during the measurement, which makes every phase long enough.
+# Steps of the schedule during the measurement: enough to time the shortest phase.
 _PROVISIONAL_STEPS = 1_000_000
 
 

@@ -24,7 +24,8 @@ from bert_jax.training.job import Job
 # BERT-base compiles in 45 to 55 seconds without a loop, BERT-large in 75 to 85.
 _LONG = 5 * 60.0  # seconds; a shorter run keeps the scan
 _SHARE_OF_PEAK = 0.4  # of the chip's FLOP/s, in a training step
-_OF_FINE_TUNING = 12  # layers in an iteration on a CPU or TPU: faster steps, longer compilation
+# Layers in an iteration on a CPU or TPU: steps are faster, the compilation takes longer.
+_OF_FINE_TUNING = 12
 
 
 def seconds(task: Task, phases: Iterable[Phase], mesh: Mesh) -> float:

@@ -1,6 +1,7 @@
 """Ends a process with one line, after cleanup, and explains failures of the machine."""
 
 from collections.abc import Callable
+import contextlib
 import errno
 import os
 import sys
@@ -14,11 +15,14 @@ before_end: list[Callable[[], None]] = []
 
 def end(message: str, status: int):
   """Prints one line on standard error and ends the process with an exit status."""
-  print(f'bert_jax: {" ".join(str(message).split())}', file=sys.stderr, flush=True)
+  # The reader of a pipe may have ended before this process.
+  with contextlib.suppress(BrokenPipeError):
+    print(f'bert_jax: {" ".join(str(message).split())}', file=sys.stderr, flush=True)
   for action in before_end:
     action()
   # Not sys.exit: it waits for writer threads, and one may hang on a full disk.
-  sys.stdout.flush()
+  with contextlib.suppress(BrokenPipeError):
+    sys.stdout.flush()
   os._exit(status)
 
 

@@ -1,7 +1,7 @@
 """Preemption: on SIGTERM all processes of a run save and stop after the same step.
 
 Cloud platforms send SIGTERM before they take a machine away. Ctrl-C ends a run at once,
-also where Python drops the exception.
+or at the next step if Python drops the exception.
 """
 
 from collections.abc import Iterator
@@ -43,7 +43,7 @@ class Notice:
 
   One of several processes receives the signal first, but all have to stop after the same
   step. JAX's coordination service hears it and picks a step that no process has passed.
-  Only signals after this agreement count as the first and the second one.
+  Signals before this agreement do not count as the first or the second SIGTERM.
 
   Ctrl-C raises KeyboardInterrupt. Python drops an exception that is raised in a callback
   of the garbage collector; `reached` raises it again.

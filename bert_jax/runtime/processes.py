@@ -65,7 +65,7 @@ def _say(message: str):
 
 
 def _end(message: str):
-  """Ends the process from any thread; the main thread may wait for the dead process."""
+  """Ends the process from any thread: the main thread may wait for a dead process."""
   _ending.set()
   _say(f'{message}. Saved checkpoints are intact: restart all processes to resume')
   _be_last()

@@ -1,8 +1,8 @@
 """Splits the text of a question into windows, and finds the answer in their logits.
 
 As in google-research/bert `run_squad.py`: the windows of a long text overlap. A token
-that occurs in several windows counts in the one where it has the most context. The best
-spans of all windows compete.
+that occurs in several windows counts in the window where it has the most context. The
+best spans of all windows compete.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from bert_jax.data import inputs as inputs_lib
 from bert_jax.data.tokenizers.base import Tokenizer
 from bert_jax.errors import require
 
-_MOST_RIVALS = 20
+_MOST_RIVALS = 20  # answers in 'n_best'
 
 
 class Window(NamedTuple):
@@ -44,7 +44,10 @@ class Span(NamedTuple):
 
 def read(questions: Sequence[tuple[str, str]], tokenizer: Tokenizer, max_len: int,
          doc_stride: int) -> list[Context]:
-  """Splits each (question, text) into windows of `max_len` tokens.
+  """Splits each (question, text) into windows of at most `max_len` tokens.
+
+  The windows of a text begin `doc_stride` tokens apart, or closer if a window holds fewer
+  tokens of the text.
 
   Raises:
     UserError: a question leaves no room for its text.

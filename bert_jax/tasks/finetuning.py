@@ -58,7 +58,7 @@ class FineTuning(abc.ABC):
 
   def _applied(self, params: Any, row: jax.Array, key: jax.Array | None) -> Callable:
     """Returns the model as a function of its inputs; `row` [R] has the row numbers."""
-    # Microbatches must not share dropout: their first row number distinguishes them.
+    # Microbatches must not share dropout: their lowest row number distinguishes them.
     dropout = None if key is None else dropout_bits.microbatch_key(key, row)
     return functools.partial(self.model.apply, params, **objective.with_dropout(dropout))
 

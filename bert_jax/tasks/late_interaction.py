@@ -75,7 +75,7 @@ def max_sim(queries: jax.Array, counts: jax.Array, document: jax.Array,
 
 @dataclasses.dataclass(frozen=True)
 class LateInteraction(sentence_embedding.SentenceEmbedding):
-  """Trains each query to score its own document above all other documents of the batch."""
+  """Trains each query to score its own document above all others in the batch."""
 
   temperature: float = 1.0  # the divisor of MaxSim
   query_length: int = 32  # upper bound on the tokens of a query
@@ -152,7 +152,7 @@ def fields_if_unset(data: ConfigDict, earlier: Mapping[str, Any], texts: LateInp
     prompts: its prompts by role.
     width: the width of its vectors; 0 = it has none.
     max_len: the most tokens of an input.
-    can_hide: of the config of the model.
+    can_hide: `can_hide` of the model's config.
   """
   expansion = 'fixed' if can_hide else 'fixed_visible'
   texts = texts or LateInputs(expansion=expansion, expanded=min(32, max_len),
@@ -184,8 +184,8 @@ class LateFiles(sentence_embedding.EmbeddingFiles):
       # A field of each line: a list with a teacher's score of the positive and of each
       # negative, as `mine --teacher` writes it. The loss then follows these scores.
       'data.scores_column': Field(''),
-      # The fields below default to the values of init_from, if it is a ColBERT; if it is
-      # not, auto means what their comments say.
+      # In the fields below, 0 and auto mean the value of init_from if it is a ColBERT.
+      # Otherwise they mean the value that the comment of the field gives.
       'data.width': Field(0, at_least(0)),  # numbers in a vector; 0 = 128
       'data.query_prompt': Field(_AUTO),  # text before each query; auto = none
       'data.document_prompt': Field(_AUTO),  # text before each document; auto = none
@@ -321,7 +321,7 @@ def vectors(bert: task_kind.TrainedModel, texts: Sequence[str],
 
 
 def _padded(texts: Sequence[np.ndarray], count: int) -> tuple[np.ndarray, np.ndarray]:
-  """Pads vectors of texts to [count, T, D'], and marks the real tokens: [count, T] bool."""
+  """Pads the vectors of texts; returns ([count, T, D'], [count, T] bool real tokens)."""
   length = max(len(x) for x in texts)
   length = -(-max(length, 1) // 32) * 32  # few shapes, few compilations
   padded = np.zeros((count, length, texts[0].shape[1]), np.float32)

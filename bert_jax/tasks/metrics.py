@@ -191,7 +191,7 @@ def ranking(ranked: np.ndarray, judged: np.ndarray) -> dict[str, float]:
   places = 1 + np.flatnonzero(is_relevant)
   precision = np.arange(1, len(places) + 1) / places
   first = places[0] if len(places) else _FIRST + 1
-  # MAP and recall divide by all relevant documents, to penalize missed ones.
+  # MAP and recall divide by all relevant documents, to penalize missed documents.
   return {'ndcg_10': float(dcg / best),
           'mrr_10': 1 / float(first) if first <= _FIRST else 0.0,
           'map': float(precision.sum() / relevant),

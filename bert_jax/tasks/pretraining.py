@@ -22,7 +22,7 @@ class Pretraining:
   objective: Objective
   masking: masking.MaskingConfig
   vocabulary: masking.Vocabulary
-  frozen: Any = dataclasses.field(default_factory=dict)  # a teacher
+  frozen: Any = dataclasses.field(default_factory=dict)  # a teacher's variables, or {}
 
   model = property(operator.attrgetter('objective.model'))
   loss_weights = property(operator.attrgetter('objective.loss_weights'))

@@ -23,8 +23,8 @@ from bert_jax.model import architectures, bert_config, layers
 from bert_jax.objectives import losses
 from bert_jax.tasks import answers, finetuning, finetuning_data, metrics, task_kind
 
-# The published values in tokens, for models that were fine-tuned elsewhere.
-WINDOW, STRIDE = 384, 128  # of models that do not say theirs
+# The published values in tokens, for models whose files do not record these values.
+WINDOW, STRIDE = 384, 128
 _FORMATS = ('squad',)
 
 
@@ -70,8 +70,8 @@ class Windows(packed_examples.Features):
 def _target(context: answers.Context, window: answers.Window,
             question: squad.Question) -> np.ndarray:
   """Returns [tokens, 2] int32: 1 at the answer's start (column 0) and end (column 1)."""
-  # A window without the whole answer learns "no answer": both targets are [CLS]. An answer
-  # that is not at its answer_start gives no target, and no loss.
+  # A window without the whole answer learns "no answer": both targets are [CLS]. If the
+  # answer is not at its answer_start, the window has no target and no loss.
   target = np.zeros((len(window.input.ids), 2), np.int32)
   if not question.in_place:
     return target

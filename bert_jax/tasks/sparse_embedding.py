@@ -132,7 +132,8 @@ class SparseFiles(sentence_embedding.EmbeddingFiles):
       # Weight of the FLOPS regularizer of queries in the loss: larger is sparser.
       'data.query_flops': Field(5e-5, at_least(0)),
       'data.document_flops': Field(3e-5, at_least(0)),  # the same weight for documents
-      # Examples in a batch; few, because each token has a logit for each entry of the vocabulary.
+      # Examples in a batch; few, because each token has a logit for each entry of the
+      # vocabulary.
       'batch_size': 16,
   }
 

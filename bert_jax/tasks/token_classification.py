@@ -1,4 +1,4 @@
-"""Tags each word, for named entities and others (Devlin et al. 2019, section 5.3)."""
+"""Tags each word, as in named entity recognition (Devlin et al. 2019, section 5.3)."""
 
 from collections.abc import Sequence
 import dataclasses

@@ -71,7 +71,7 @@ class Checkpoints:
     self._score, self._best_is_lowest = best, best_is_lowest
     self._manager = _Manager(self._workdir / 'checkpoints', ('params', 'optimizer'),
                              max_to_keep=keep, keep_period=every or None)
-    # Each checkpoint in it replaces the one before, so the newest is the best.
+    # A new checkpoint in `best/` replaces the old checkpoint, so the newest is the best.
     self._best = best and _Manager(self._workdir / 'best', ('params',), max_to_keep=1)
 
   def latest(self) -> int | None:
@@ -83,7 +83,7 @@ class Checkpoints:
 
     Raises:
       OSError: ENOSPC, before anything is written, if the local disk has no room for it.
-      Failed: the checkpoint cannot be written, or the previous one could not.
+      Failed: this checkpoint or the previous checkpoint cannot be written.
     """
     if step == self.latest():
       return
@@ -161,7 +161,7 @@ class Checkpoints:
 
   def offer(self, params: Any, step: int, scores: Mapping[str, float],
             judged_on: str = ''):
-    """Keeps the parameters of `step` in `best/` if they score better than the kept ones.
+    """Keeps the parameters of `step` in `best/` if their score beats the score there.
 
     `judged_on` names the evaluated data. Scores on different data are not compared: the
     newer parameters win, and a printed line says so. Returns once the parameters are on
@@ -185,10 +185,10 @@ class Checkpoints:
           console.print_summary([
               ('best', f'step {step} ({_judged(judge)}) replaces step {best_step} '
                f'({_judged(best)}): these are not compared')])
-        # The manager takes the highest step as the best. If the run went back to the kept
-        # step or before it, the kept one must go.
+        # The manager takes the highest step as the best. If the run went back to the step
+        # in `best/` or before it, that checkpoint must go.
         if best_step >= step:
-          # A barrier: every process must have read the kept one before its deletion.
+          # A barrier: each process must have read the old checkpoint before its deletion.
           processes.meet(f'better than the best/{best_step}, at {step}')
           self._best.delete(best_step)
       _save(self._best, step, {'params': params}, score=scores[self._score],
@@ -199,7 +199,7 @@ class Checkpoints:
     """Waits for a save in progress when an error ends the run of a single process.
 
     Otherwise the next run in this process, for example in a notebook, would treat this
-    save as cut short by a kill. One of several processes does not wait, but ends at once.
+    save as cut short by a kill. In a run of several processes, this process ends at once.
     """
     if error and jax.process_count() == 1:
       with contextlib.suppress(Exception):
@@ -268,7 +268,7 @@ def on_one_device(abstract: Any) -> Any:
 
 
 def complete(workdir: epath.Path) -> list[epath.Path]:
-  """The checkpoints of a workdir, sound or not, in the order in which they are used."""
+  """The complete checkpoints of a workdir, sound or not, in the order of their use."""
   return [absolute(workdir) / name / str(step) for name in FOLDERS
           for step in reversed(integrity.steps(absolute(workdir) / name))]
 

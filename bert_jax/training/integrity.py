@@ -1,7 +1,7 @@
 """Verifies checkpoints on disk: reading one proves that it has not changed.
 
 After a flipped bit, orbax returns wrong parameters and no error. So a checkpoint has a
-third item in addition to `params` and `optimizer`: the shape, type and fingerprint of
+third item in addition to `params` and `optimizer`: the shape, dtype and fingerprint of
 every array, sealed by a checksum. Reading compares the arrays with it, on any mesh.
 """
 
@@ -28,13 +28,13 @@ class Damaged(Exception):
 
 
 def _types(tree: Any) -> dict[str, list]:
-  """The type and shape of each array of a tree."""
+  """The dtype and shape of each array of a tree."""
   return {name: [str(x.dtype), list(x.shape)]
           for name, x in fingerprint.named_leaves(tree).items()}
 
 
 def arrays(items: Mapping[str, Any]) -> dict[str, dict[str, list]]:
-  """Type, shape and fingerprint of each array of {name: tree}; waits for the arrays."""
+  """Dtype, shape and fingerprint of each array of {name: tree}; waits for the arrays."""
   result = {}
   for item, tree in items.items():
     fingerprints = fingerprint.of(tree)
@@ -69,7 +69,7 @@ def description(folder: epath.Path) -> dict[str, Any]:
 
 
 def check_fit(folder: epath.Path, saved: Mapping[str, Any], abstract: Mapping[str, Any]):
-  """Raises UserError unless the described arrays have the types and shapes of `abstract`."""
+  """Raises UserError if a dtype or a shape in `saved` differs from `abstract`."""
   for item, tree in abstract.items():
     ours = _types(tree)
     theirs = {name: array[:2] for name, array in saved['arrays'].get(item, {}).items()}

@@ -20,7 +20,7 @@ class Job:
   data: TaskData
   train_steps: int
   tokenizer: Tokenizer
-  start: Any  # the model that fresh parameters come from
+  start: Any  # the model whose parameters replace random parameters; or None
   base: Any = None  # the frozen model of a LoRA run
   lora_line: str = ''  # a line about the LoRA factors, for the summary
   data_digest: str

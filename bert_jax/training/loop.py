@@ -23,8 +23,8 @@ from bert_jax.training import state as state_lib
 from bert_jax.training.checkpoint import Checkpoints
 from bert_jax.training.job import Job
 
-# Steps sent to an accelerator before the current one is ready. Two hide the work of the
-# host. SIGTERM waits for them, so more of them would delay the last checkpoint. A CPU is
+# Steps sent to an accelerator before the current step is ready. Two hide the work of the
+# host. SIGTERM waits for them, so more steps would delay the last checkpoint. A CPU is
 # both host and device: there, steps sent ahead save no time and cost memory.
 _STEPS_AHEAD = 2
 
@@ -72,7 +72,7 @@ def train(job: Job, config: FrozenConfigDict, mesh: Mesh, workdir: storage.Folde
             task, mesh, config.sharding, state_lib.eval_microbatches(config)),
         checkpoints=checkpoints, reporter=reporter)
     steps_ahead = 0 if jax.default_backend() == 'cpu' else _STEPS_AHEAD
-    in_flight = collections.deque(maxlen=1 + steps_ahead)  # metrics of steps on the device
+    in_flight = collections.deque(maxlen=1 + steps_ahead)  # metrics of the steps sent
     freed_memory = host.FreedMemory()
 
     if owes_evaluation and not evaluate(state, first_step):
@@ -132,7 +132,7 @@ def _start(job: Job, config: FrozenConfigDict, workdir: storage.Folder,
     state, step = init(state_lib.root_key(config.seed)), 0
     state = state._replace(params=initial(state.params))
   else:
-    state, step = checkpoints.restore(abstract)  # an older one if the newest is damaged
+    state, step = checkpoints.restore(abstract)  # an older step if the newest is damaged
   # metrics.jsonl decides, because an evaluation has no checkpoint.
   owes_evaluation = (_evaluates_after(step, job, config)
                      and not metrics_log.is_evaluated(workdir.local, step))
@@ -161,7 +161,7 @@ def _evaluate(state: state_lib.TrainState, step: int, *, data: TaskData,
               reporter: reporter_lib.Reporter) -> bool:
   """Evaluates the state, keeps it if it is the best, and reports its scores.
 
-  Returns False if SIGTERM interrupted the evaluation: the resumed run makes up for it.
+  Returns False if SIGTERM interrupted the evaluation: the resumed run evaluates again.
   Raises UserError if no position counts for the score that `keep_best` names.
   """
 

@@ -1,4 +1,4 @@
-"""AdamW as BERT used it, and its successors, through optax: schedule, clipping, decay."""
+"""AdamW, BERT's variant of it, and its successors, with schedule, clipping and decay."""
 
 import dataclasses
 from fractions import Fraction
@@ -16,7 +16,7 @@ from bert_jax.training import transforms
 NAMES = ('adamw', 'bert_adamw', 'lamb', 'stable_adamw', 'muon', 'normuon')
 DECAYS = ('linear', '1-sqrt')
 
-_BOUNDS = (  # (fields, smallest value, largest value, excluded end, rule)
+_BOUNDS = (  # (fields, smallest value, largest value, excluded value, rule)
     (('learning_rate', 'eps', 'decay_ratio'), 0, math.inf, 0, 'must be positive'),
     (('warmup_steps', 'weight_decay', 'clip_norm'), 0, math.inf, None,
      'must not be negative'),
@@ -46,8 +46,8 @@ class OptimizerConfig:
   weight_decay: float = 0.01  # decoupled; of all parameters but biases and norms
   clip_norm: float = 1.0  # largest norm of the whole gradient; 0 = no clipping
   accumulation: int = 1  # microbatches per step
-  # Factor of the rate for each step away from the head, as in ELECTRA: the top layer has
-  # its square. 1 = none.
+  # The rate of a layer is this factor times the rate of the layer above. As in ELECTRA,
+  # the top layer has the square of the factor. 1 = one rate for all layers.
   layer_decay: float = 1.0
   frozen_layers: int = -1  # -1 = none, 0 = embeddings, n = these and the first n layers
 
@@ -91,7 +91,7 @@ def learning_rate(config: OptimizerConfig, train_steps: int) -> optax.Schedule:
   1 - sqrt((t - S) / (T - S)) (Haegele et al., arXiv:2405.18392).
 
   Returns:
-    A function from the number of updates so far, t, to the rate of the next one; float32.
+    A function: the number of updates so far, t -> the rate of the next update, float32.
 
   Raises:
     UserError: see `check_steps`.

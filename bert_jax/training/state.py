@@ -85,7 +85,7 @@ def make_train_step(task: Task, optimizer: optax.GradientTransformation, mesh: M
                     accumulation: int) -> Callable:
   """The jitted step: (state, batch) -> (state, `losses.Metrics`). It donates the state.
 
-  The batch and the state keep the shardings of `put_batch` and of `abstract`.
+  The batch has the sharding of `put_batch`, and the state the shardings of `abstract`.
 
   With microbatches the gradient is the gradient of the whole batch (up to rounding, and
   with different dropout bits): every loss is divided by its count over the whole batch.

@@ -57,7 +57,7 @@ def scale_by_uncorrected_adam(b1: float, b2: float,
 
 
 def trust_ratio() -> optax.GradientTransformation:
-  """Scales updates to their parameters' norms: LAMB (You et al. 2020, arXiv:1904.00962)."""
+  """Scales the updates of each layer to its parameters' norm: LAMB (arXiv:1904.00962)."""
 
   def scale(update, param):
     return optax.scale_by_trust_ratio().update(update, optax.EmptyState(), param)[0]

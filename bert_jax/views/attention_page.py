@@ -93,7 +93,7 @@ def save_picture(picture: figure.Figure, path: str):
 
 
 def write_html(attention: Attention, path: str):
-  """Writes a self-contained page: all layers and heads at a glance, and one in detail."""
+  """Writes a self-contained page: an overview of all heads, and one head in detail."""
   layers, heads, length, _ = attention.weights.shape
   # One byte for a weight: shades of color show no more, and a page stays small.
   scaled = np.round(attention.weights * 255).astype(np.uint8)

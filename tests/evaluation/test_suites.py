@@ -372,7 +372,25 @@ def test_a_sentence_that_is_too_long_is_refused_before_scoring(model, tmp_path):
   with pytest.raises(UserError, match='pairs.jsonl, line 2: sentence_bad has 63 tokens, this model '
                      'scores sentences of 1 to 62'):
     suites.run(folder, 'minimal_pairs', str(path), str(out), {})
+  # A target that is only white space of another kind has no token, so its score would be 0.
+  path.write_text(json.dumps({'Domain': 'd', 'Context1': 'w1', 'Target1': 'w2', 'Target2': '\u200b'}))
+  with pytest.raises(UserError, match='pairs.jsonl, line 1: Target2 has 0 tokens: leave the pair'):
+    suites.run(folder, 'minimal_pairs', str(path), str(out), {})
   assert (tmp_path / 'out.pairs.jsonl.partial').read_text() == 'earlier'
+
+
+def test_a_paradigm_belongs_to_its_phenomenon(model, tmp_path, monkeypatch):
+  folder, _ = model
+  monkeypatch.setattr(minimal_pairs, 'pseudo_log_likelihoods', lambda bert, texts, contexts:
+                      np.array([{'w1': 1.0, 'w2': 0.0}[text] for text in texts]))
+  pairs = [{'sentence_good': good, 'sentence_bad': bad, 'UID': 'same', 'linguistics_term': term}
+           for good, bad, term in (('w1', 'w2', 'a'), ('w1', 'w2', 'b'), ('w2', 'w1', 'b'))]
+  (tmp_path / 'p.jsonl').write_text('\n'.join(map(json.dumps, pairs)))
+  suites.run(folder, 'minimal_pairs', str(tmp_path / 'p.jsonl'), str(tmp_path / 'o.json'), {})
+  written = json.loads((tmp_path / 'o.json').read_text())
+  accuracies = {row['pairs of']: row['accuracy'] for row in written['rows']}
+  assert accuracies == {'a: same': 1, 'b: same': 0.5, 'mean of the paradigms': 0.75,
+                        'all': pytest.approx(2 / 3)}
 
 
 def test_glue_of_tfds_has_a_development_split_for_each_task(monkeypatch):

@@ -122,9 +122,10 @@ def test_a_failed_upload_of_an_embedder_is_repeated_too(hub, tmp_path):
   assert 'modules.json' in hub.branches['main']
   assert "'us/bert'" in hub.branches['main']['README.md'].decode()
   assert 'THIS_FOLDER' in (tmp_path / 'out/README.md').read_text()  # for another name
-  (tmp_path / 'out/modules.json').unlink()
-  with pytest.raises(UserError, match='already exists and is not a folder of --to='):
-    conversion.convert(*arguments, push='us/bert')
+  for name in ('README.md', 'modules.json'):
+    (tmp_path / 'out' / name).unlink()
+    with pytest.raises(UserError, match='already exists and is not a folder of --to='):
+      conversion.convert(*arguments, push='us/bert')
 
 
 @pytest.mark.parametrize('name', ['bert', 'us/bert/x', 'us/', 'u s/bert'])

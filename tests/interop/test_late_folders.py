@@ -242,6 +242,8 @@ def test_mistakes(tmp_path, encoders):
 
   refused('1_Dense is not a linear Dense of the tokens',
           lambda: setting('1_Dense/config.json', activation_function='torch.nn.Tanh'))
+  refused('1_Dense: its residual must turn vectors of 128 into vectors of 16',
+          lambda: setting('1_Dense/config.json', use_residual=True))
   refused("query_expansion='other' is unknown: use none, fixed, min",
           lambda: setting('sentence_bert_config.json',
                           query_expansion={'strategy': 'other', 'length': 8}))

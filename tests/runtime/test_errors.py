@@ -44,6 +44,14 @@ def test_a_full_disk_is_not_reported_as_out_of_memory(error, expected):
   assert explanation.startswith(expected) and bool(explanation) == bool(expected)
 
 
+def test_a_process_ends_with_its_status_though_nobody_reads_its_output():
+  code = ('import os, signal; signal.signal(signal.SIGPIPE, signal.SIG_IGN); '
+          'print("a result"); from bert_jax.runtime import ending; ending.end("a mistake", 2)')
+  readers, writer = os.pipe()
+  os.close(readers)
+  assert subprocess.run([sys.executable, '-c', code], stdout=writer, stderr=writer).returncode == 2
+
+
 def test_writers_that_outlive_a_failed_save_are_quiet(monkeypatch, handler):
   reported = []
   monkeypatch.setattr(sys, '__unraisablehook__', reported.append)

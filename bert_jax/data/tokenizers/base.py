@@ -21,7 +21,8 @@ ROWS = 'table_rows'  # in CONFIG: rows of the embedding table, if more than entr
 # In CONFIG, under transformers' name: False = special tokens in a text are parsed.
 PARSES = 'split_special_tokens'
 SPACE = '\u2581'  # how SentencePiece writes the space before a word
-# Trained vocabularies begin with these, in this order. Published ones use the same names.
+# Trained vocabularies begin with these entries, in this order. Published vocabularies use
+# the same names.
 SPECIAL_TOKENS = ('[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]')
 MOST_ROWS = 1 << 24  # far above any published vocabulary
 ROLES = ('pad', 'unk', 'cls', 'sep', 'mask')
@@ -111,7 +112,7 @@ class Tokenizer(abc.ABC):
     return [self.vocab[i] for i in ids]
 
   def padded(self, rows: int) -> 'Tokenizer':
-    """Returns a copy with at least `rows` entries; no text uses the new ones.
+    """Returns a copy with at least `rows` entries; no text uses the new entries.
 
     Raises:
       UserError: `rows` is above 2**24.

@@ -277,7 +277,7 @@ class LibraryTokenizer(base.Tokenizer):
 
   @property
   def can_extend(self) -> bool:
-    """True for BERT's WordPiece: only these can get further entries by `extended`."""
+    """True for BERT's WordPiece, the only kind that `extended` can add entries to."""
     return self.splits_as_bert and self.kind == 'wordpiece'
 
   def extended(self, words: Sequence[str]) -> 'LibraryTokenizer':

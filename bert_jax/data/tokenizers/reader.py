@@ -162,10 +162,10 @@ def _with_flags(normalizer: Any, folder: older.Folder) -> Any:
 
 
 def _with_other_files(settings: dict[str, Any], folder: older.Folder) -> dict[str, Any]:
-  """Returns a tokenizer.json with what AutoTokenizer takes from the other files.
+  """Returns a tokenizer.json with the settings that AutoTokenizer reads in other files.
 
-  These are the added tokens that only the other files have, and `add_prefix_space` of the
-  class of RoBERTa, whose default replaces the value in tokenizer.json.
+  They are the added tokens that only the other files have and, for the class of RoBERTa,
+  `add_prefix_space`: the default of the class replaces the value in tokenizer.json.
   """
   with library_checks.as_user_error(f'{_JSON} is not a tokenizer'):
     listed = settings.get('added_tokens') or []

@@ -139,7 +139,8 @@ def check(kind: str, vocab_size: int):
 def train(kind: str, texts: _Texts, vocab_size: int, lowercase: bool) -> base.Tokenizer:
   """Trains a vocabulary of at most `vocab_size` entries, special tokens included.
 
-  A WordPiece vocabulary keeps its alphabet of up to 200 entries, also beyond `vocab_size`.
+  A WordPiece vocabulary keeps the 100 most frequent characters, which have up to 200
+  entries, even if `vocab_size` is smaller.
 
   Args:
     kind: wordpiece, sentencepiece, or bpe (byte-level).

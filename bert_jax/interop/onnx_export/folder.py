@@ -25,7 +25,7 @@ from bert_jax.tasks.late_interaction import LateKind
 
 FILE, QUANTIZED = 'onnx/model.onnx', 'onnx/model_quantized.onnx'
 OPSET = 18  # the default; older operators take the axes of a reduction as attributes
-TOLERANCE = 1e-4
+TOLERANCE = 1e-4  # the largest difference between outputs of onnxruntime and of JAX
 # In bytes. The weights of a larger model get their own file: protobuf's limit is 2 GiB.
 _LARGEST_FILE = 1_500_000_000
 _LONGEST_COMPARED = 1024  # tokens: the attention weights of longer rows need gigabytes

@@ -1,8 +1,8 @@
 """The functions that an ONNX file computes: one for each task and kind of embedder.
 
 Inputs and outputs have the names of optimum's exports. An embedder also returns
-`sentence_embedding`: the result of its pooling and all its modules. So a runtime needs
-no code for them.
+`sentence_embedding`: the result of its pooling and all its modules. So a program that
+runs the file needs no code for them.
 """
 
 from collections.abc import Callable
@@ -127,7 +127,7 @@ def _outputs(model: Pretrained) -> tuple[str, ...]:
 
 
 def has_tokens(model: Pretrained, output: str) -> bool:
-  """Returns True if an output has a value for each token; at padding it means nothing."""
+  """Returns True if an output has a value for each token, arbitrary at padding."""
   if model.task:
     return task_list.WITH_HEAD[model.task].scores_tokens
   return output not in ('sentence_embedding', 'seq_relationship_logits')
