@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 import numpy as np
 
 from bert_jax import config_fields
-from bert_jax.data import mixture, preparation, records
+from bert_jax.data import earlier_records, mixture, preparation, records
 from bert_jax.data.corpus import Settings, open_source
 from bert_jax.data.tokenizers import base as tokenizer_base
 from bert_jax.data.tokenizers import reader as tokenizer_reader
@@ -138,7 +138,7 @@ def _prepare_once(settings: Settings, workdir: epath.Path, began: bool):
     both = settings.vocab and before.get('vocab')
     asked = dataclasses.replace(settings, vocab=before['vocab']) if both else settings
     # A resumed run must not read other data than before.
-    changed = preparation.changed_setting(directory, asked)
+    changed = earlier_records.changed_setting(directory, asked)
     if changed:
       name, value = changed
       group = 'model' if name == 'vocab_size' else 'data'

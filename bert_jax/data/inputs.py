@@ -27,12 +27,12 @@ class Input(NamedTuple):
   hidden: int = 0  # the number of tokens at the end that no other token sees
 
 
-def special_tokens(tokenizer: Tokenizer, texts: int) -> int:
+def count_special(tokenizer: Tokenizer, texts: int) -> int:
   """The number of special tokens that `join` adds to one or two texts."""
   return sum(map(len, tokenizer.around.one if texts == 1 else tokenizer.around.two))
 
 
-def second_starts(tokenizer: Tokenizer, first: Sequence[int]) -> int:
+def start_of_second(tokenizer: Tokenizer, first: Sequence[int]) -> int:
   """The position of the second text's first token in the result of `join`."""
   before, between, _ = tokenizer.around.two
   return len(before) + len(first) + len(between)
@@ -104,7 +104,7 @@ def text_inputs(texts: Sequence[Sequence[str]], tokenizer: Tokenizer, max_len: i
   """
   inputs, owners = [], []
   for i, ids in enumerate(encode(texts, tokenizer)):
-    room = max_len - special_tokens(tokenizer, len(ids))
+    room = max_len - count_special(tokenizer, len(ids))
     # A pair is always cut: chunks of one text would lose the other.
     if len(ids) == 2:
       cut = [cut_pair(*ids, room)]

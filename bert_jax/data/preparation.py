@@ -18,7 +18,7 @@ from etils import epath
 import numpy as np
 from tqdm import auto as tqdm
 
-from bert_jax.data import corpus, encode, records
+from bert_jax.data import corpus, earlier_records, encode, records
 from bert_jax.data.corpus import Settings
 from bert_jax.data.survey import Survey, survey_of
 from bert_jax.data.tokenizers import base as tokenizer_base
@@ -188,7 +188,7 @@ class _Preparation:
     """Raises UserError if the output folder holds anything but this preparation."""
     output, begun = self.output, self.progress / 'settings.json'
     if begun.exists():
-      earlier = _with_defaults(storage.read_json(begun))
+      earlier = earlier_records.with_defaults(storage.read_json(begun))
       for name, value in self._requested.items():
         change = ('of files that have changed since' if name == 'inputs' else
                   f'with another {name} ({earlier.get(name)}, now {value})')
@@ -357,44 +357,20 @@ def prepare(settings: Settings, output: str, workers: int = 0):
   storage.check('--output', output)
   folder, is_remote = epath.Path(output), storage.is_remote(output)
   if (folder / 'manifest.json').exists():
-    other = changed_setting(folder, settings)
-    if other:
-      raise UserError(f'{output} is not empty: it holds records made with another '
-                      f'{other[0]}; use another folder')
-    manifest = records.read_manifest(folder)
-    require(digest in (None, manifest['tokenizer']),
-            f'{output} holds records made with another version of {settings.vocab}: use '
-            'another folder')
-    inputs = manifest['settings'].get('inputs')  # Beam stores none
-    source = corpus.open_source(settings, folder / 'progress')
-    require(inputs is None or inputs == list(source.inputs),
-            f'{output} holds records of files that have changed since: use another '
-            'folder')
+    difference = earlier_records.difference(folder, settings, digest)
+    require(not difference, f'{output} is not empty: it holds records {difference}; use '
+                            'another folder')
     return  # the records are complete
-  local = storage.local_folder(output) if is_remote else folder
+  # Not the folder in which `storage.download` keeps records for training.
+  local = storage.local_folder(f'{output}#prepare') if is_remote else folder
   # Complete local records of an interrupted upload only need the upload.
-  uploading = (local / 'manifest.json').exists() and not changed_setting(local, settings)
-  if not uploading:
+  is_made = (local / 'manifest.json').exists()
+  if not is_made or earlier_records.difference(local, settings, digest):
     require(not is_remote or not folder.exists() or not any(folder.iterdir()),
             f'{output} is not empty: use another folder')
+    if is_made:
+      shutil.rmtree(local)
     _Preparation(settings, local, digest).run(workers or host.cores())
   if is_remote:
     storage.upload(local, folder)
     shutil.rmtree(local)
-
-
-def changed_setting(folder: epath.Path, settings: Settings) -> tuple[str, Any] | None:
-  """(The first setting that differs in complete records, its value there), or None."""
-  earlier = _with_defaults(records.read_manifest(folder)['settings'])
-  now = dataclasses.asdict(settings)
-  # One vocabulary may have several paths, so callers compare its digest instead.
-  if earlier['vocab'] and now['vocab']:
-    del now['vocab']
-  return next(((name, earlier[name]) for name, value in now.items()
-               if earlier[name] != value), None)
-
-
-def _with_defaults(settings: dict[str, Any]) -> dict[str, Any]:
-  """Stored settings, with the defaults of fields that were added later."""
-  return {field.name: field.default
-          for field in dataclasses.fields(Settings)} | settings

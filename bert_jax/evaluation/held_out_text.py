@@ -28,7 +28,7 @@ _LARGEST_EXPONENT = 700.0  # exp of more than 709 overflows a double
 
 def _pieces(bert: Bert, documents: Iterable[str], length: int) -> Iterator[list[int]]:
   """Cuts the tokens of each document into pieces that fill a row of `length` tokens."""
-  room = length - inputs_lib.special_tokens(bert.tokenizer, 1)
+  room = length - inputs_lib.count_special(bert.tokenizer, 1)
   for document in documents:
     # Training reads sentences with one space between them: in a byte-level BPE, line ends
     # and indentation are tokens.

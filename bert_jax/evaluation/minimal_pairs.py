@@ -78,7 +78,7 @@ def read(source: str) -> list[Pair]:
 
 def _check_lengths(bert: Bert, pairs: Sequence[Pair]):
   """Raises UserError for an empty sentence, or one that is too long for the model."""
-  room = bert.config.max_positions - inputs_lib.special_tokens(bert.tokenizer, 1)
+  room = bert.config.max_positions - inputs_lib.count_special(bert.tokenizer, 1)
   sentences = [sentence for pair in pairs for sentence in pair.sentences]
   for i, ids in enumerate(bert.tokenizer.encode_batch(sentences)):
     pair = pairs[i // 2]

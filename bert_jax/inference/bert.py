@@ -326,7 +326,7 @@ class Bert(LoadedModel):
       return self.score([text], long)[0]
     check_list(text)
     text = list(text)
-    special = inputs_lib.special_tokens(self.tokenizer, 1)
+    special = inputs_lib.count_special(self.tokenizer, 1)
     longest, texts = self.config.max_positions, []
     for one, (ids, *pair) in zip(text, self._ids(text)):
       require(not pair, f'{one!r} is a pair: score each of its texts')

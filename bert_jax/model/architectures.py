@@ -36,6 +36,12 @@ ALL = {'bert': Architecture(BertConfig),
        'modernbert': Architecture(ModernConfig, Modern)}
 
 
+def find(name: str) -> Architecture:
+  """Returns the architecture with this name; raises UserError for an unknown one."""
+  require_choice('model.architecture', name, ALL)
+  return ALL[name]
+
+
 def make_encoder(config: BertConfig) -> Encoder:
   """Makes the encoder that a config describes."""
   return ALL[config.architecture].encoder(config)
@@ -47,9 +53,7 @@ def make_config(fields: Mapping[str, Any]) -> BertConfig:
   Raises:
     UserError: an unknown architecture or kernel, or a value that no model can have.
   """
-  name = fields.get('architecture', 'bert')
-  require_choice('model.architecture', name, ALL)
+  config = find(fields.get('architecture', 'bert')).config
   require_choice('model.attention', fields.get('attention', 'auto'), CHOICES)
-  config = ALL[name].config
   return config(**{field.name: fields[field.name] for field in dataclasses.fields(config)
                    if field.name in fields})

@@ -150,7 +150,7 @@ def _obstacle(config: BertConfig, name: str, length: int, platform: str,
     return f'{name} is not for {platform}'
   if config.attention == 'auto' and length < kernel.shortest:
     return f'{name} is only faster in rows of {kernel.shortest} tokens or more'
-  parts = sharding.parts('heads')
+  parts = sharding.num_shards('heads')
   # `mesh.check_fits` sees only the main model: an ELECTRA generator has fewer heads.
   if config.num_heads % parts:
     return f'{config.num_heads} heads do not divide among {parts} devices (mesh.model)'

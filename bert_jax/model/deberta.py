@@ -269,7 +269,7 @@ class Deberta(encoder.Encoder):
                  deterministic: bool) -> tuple[jax.Array, encoder.States | None]:
     c = self.config
     mask = RelativeMask(*attend.mask(tokens),
-                RelativePositions(c, name='relative')(x.shape[1]))
+                        RelativePositions(c, name='relative')(x.shape[1]))
     first_states = None
     if c.conv_kernel_size:
       first = encoder.rematerialized(Layer, c, in_scan=False)

@@ -153,11 +153,12 @@ def _backward(shape, saved, gradient):
         kernels.backward_kernel, [sums, means], (2 * blocks,), 7)
   d_qkv = jax.ShapeDtypeStruct(inputs.qkv.shape, inputs.qkv.dtype)
   # Each program sums the gradient of the bias over its own tokens.
-  shares = None if inputs.bias is None else jax.ShapeDtypeStruct(
+  partial_sums = None if inputs.bias is None else jax.ShapeDtypeStruct(
       (batch, heads, blocks, 3, width), jnp.float32)
   d_qkv, d_bias = _call(
       kernel, shape, launch, programs, products, inputs, [gradient], by_head,
-      [d_qkv, shares], [_by_token(d_qkv.shape), shares and _by_head(shares.shape)])
+      [d_qkv, partial_sums],
+      [_by_token(d_qkv.shape), partial_sums and _by_head(partial_sums.shape)])
   if d_bias is not None:
     d_bias = d_bias.sum((0, 2)).astype(inputs.bias.dtype)
   return inputs._replace(qkv=d_qkv, angles=None, bias=d_bias, text_ids=None, words=None,

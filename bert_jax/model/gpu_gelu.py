@@ -65,7 +65,7 @@ def _backward_kernel(tile, x, bias, gradient, d_x, share):
 
 
 def _call(kernel, interpret: bool, results, x, bias, *arguments):
-  """Runs a kernel on [N, F]; `results` has [N, F], and [programs, F] for the shares."""
+  """Runs a kernel on [N, F]; `results` has [N, F], and [programs, F] for partial sums."""
   count, width = x.shape
   tile = _tile(count, width, interpret)
   block = pl.BlockSpec((tile.rows * tile.turns, _COLUMNS), lambda i, j: (i, j))
@@ -108,8 +108,8 @@ def _backward(interpret, saved, gradient):
   tile = _tile(*x.shape, interpret)
   programs = len(x) // (tile.rows * tile.turns)
   like = jax.ShapeDtypeStruct(x.shape, x.dtype)
-  shares = jax.ShapeDtypeStruct((programs, x.shape[1]), jnp.float32)
-  d_x, d_bias = _call(_backward_kernel, interpret, [like, shares], x, bias, gradient)
+  partial_sums = jax.ShapeDtypeStruct((programs, x.shape[1]), jnp.float32)
+  d_x, d_bias = _call(_backward_kernel, interpret, [like, partial_sums], x, bias, gradient)
   return d_x, d_bias.sum(0).astype(bias.dtype)
 
 
@@ -118,7 +118,7 @@ _gelu.defvjp(_forward, _backward)
 
 def can_run(width: int) -> bool:
   """True if the current trace can use the kernels for vectors of this width F."""
-  return sharding.has_triton() and width % (_COLUMNS * sharding.parts('mlp')) == 0
+  return sharding.has_triton() and width % (_COLUMNS * sharding.num_shards('mlp')) == 0
 
 
 def gelu(x: jax.Array, bias: jax.Array) -> jax.Array:

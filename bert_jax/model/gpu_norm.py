@@ -34,7 +34,7 @@ class _Shape(NamedTuple):
   width: int  # D
   epsilon: float
   rate: float  # share of dropped values
-  keeps_sum: bool  # also returns x + dropout(y + bias)
+  returns_sum: bool  # also returns x + dropout(y + bias)
   interpret: bool  # True = run the kernel in Pallas' interpreter, off GPUs
 
 
@@ -142,8 +142,8 @@ def _sum(shape: _Shape, tile: _Tile, refs: _Inputs, index, keep) -> list[jax.Arr
   return [a + b for a, b in zip(x, _drop(shape, keep, y))]
 
 
-def _forward_kernel(shape, tile, refs, out, total, mean, deviation):
-  """Normalizes some vectors; `deviation` gets the inverse standard deviations."""
+def _forward_kernel(shape, tile, refs, out, total, mean, inverse_deviation):
+  """Normalizes some vectors; `inverse_deviation` gets the inverse standard deviations."""
   def take(index, keep, carry):
     x = _sum(shape, tile, refs, index, keep)
     if total is not None:
@@ -156,18 +156,18 @@ def _forward_kernel(shape, tile, refs, out, total, mean, deviation):
     if refs.shift is not None:
       y = [a + b for a, b in zip(y, tile.repeat(refs.shift))]
     tile.store(out, y, *index)
-    mean[index], deviation[index] = center[:, 0], inverse[:, 0]
+    mean[index], inverse_deviation[index] = center[:, 0], inverse[:, 0]
     return carry
 
   tile.visit(shape, refs, take)
 
 
-def _backward_kernel(shape, tile, refs, mean, deviation, gradient, of_total, results):
+def _backward_kernel(shape, tile, refs, mean, inverse_deviation, gradient, of_total, results):
   """Computes the gradients of some vectors, and partial gradients of the parameters."""
   names = [x for x in ('scale', 'shift', 'bias') if getattr(results, x) is not None]
 
   def take(index, keep, sums):
-    inverse, center = deviation[index][:, None], mean[index][:, None]
+    inverse, center = inverse_deviation[index][:, None], mean[index][:, None]
     x = [(part - center) * inverse  # normalized
          for part in _sum(shape, tile, refs, index, keep)]
     g = tile.load(gradient, *index)
@@ -181,8 +181,8 @@ def _backward_kernel(shape, tile, refs, mean, deviation, gradient, of_total, res
     d_y = _drop(shape, keep, d_x)
     if results.y is not None:
       tile.store(results.y, d_y, *index)
-    shares = {'scale': [a * b for a, b in zip(g, x)], 'shift': g, 'bias': d_y}
-    return [[a + b for a, b in zip(total, shares[name])]
+    partial_sums = {'scale': [a * b for a, b in zip(g, x)], 'shift': g, 'bias': d_y}
+    return [[a + b for a, b in zip(total, partial_sums[name])]
             for name, total in zip(names, sums)]
 
   # Sums over the rows of a program cross its warps, so they come only at its end.
@@ -228,30 +228,30 @@ def _forward(shape, inputs):
   tile = _Tile.of(*inputs.x.shape)
   like = jax.ShapeDtypeStruct(inputs.x.shape, inputs.x.dtype)
   number = jax.ShapeDtypeStruct(inputs.x.shape[:2], jnp.float32)
-  writes_sum = shape.keeps_sum and inputs.y is not None  # without y, the sum is x
+  writes_sum = shape.returns_sum and inputs.y is not None  # without y, the sum is x
   results = [like, like if writes_sum else None, number, number]
-  out, total, mean, deviation = _call(
+  out, total, mean, inverse_deviation = _call(
       _forward_kernel, shape, tile, results, [_specs(x, tile) for x in results], inputs)
-  if shape.keeps_sum and not writes_sum:
+  if shape.returns_sum and not writes_sum:
     total = inputs.x
-  return (out, total), (inputs, mean, deviation)
+  return (out, total), (inputs, mean, inverse_deviation)
 
 
 def _backward(shape, saved, gradients):
-  inputs, mean, deviation = saved
+  inputs, mean, inverse_deviation = saved
   batch, length, width = inputs.x.shape
   tile = _Tile.of(batch, length, width)
   # Each program sums its share of the gradients of the vectors.
-  shares = jax.ShapeDtypeStruct(
+  partial_sums = jax.ShapeDtypeStruct(
       (batch // (tile.rows * tile.turns), length // tile.tokens, width), jnp.float32)
   share = pl.BlockSpec((None, None, width), lambda i, j: (i, j, 0))
   # Without dropout, y has the gradient of x.
   wanted = inputs._replace(y=inputs.y if shape.rate else None, words=None, first=None)
-  shapes = _Inputs(*(x if x is None else shares if x.ndim == 1
+  shapes = _Inputs(*(x if x is None else partial_sums if x.ndim == 1
                      else jax.ShapeDtypeStruct(x.shape, x.dtype) for x in wanted))
-  specs = _Inputs(*(share if x is shares else _specs(x, tile) for x in shapes))
+  specs = _Inputs(*(share if x is partial_sums else _specs(x, tile) for x in shapes))
   results, = _call(_backward_kernel, shape, tile, [shapes], [specs], inputs, mean,
-                   deviation, *gradients)
+                   inverse_deviation, *gradients)
   if inputs.y is not None and not shape.rate:
     results = results._replace(y=results.x.astype(inputs.y.dtype))
   vectors = {name: getattr(results, name).sum((0, 1)).astype(getattr(inputs, name).dtype)
@@ -265,12 +265,12 @@ _norm.defvjp(_forward, _backward)
 def can_run(width: int) -> bool:
   """True if the current trace can use the kernels for norms of this width D."""
   # On a model axis, every device would exchange the gradients of x with its neighbors.
-  return width <= _MOST and sharding.has_triton() and sharding.parts('heads') == 1
+  return width <= _MOST and sharding.has_triton() and sharding.num_shards('heads') == 1
 
 
 def norm(x: jax.Array, y: jax.Array | None, bias: jax.Array | None, scale: jax.Array,
          shift: jax.Array | None, *, epsilon: float, rate: float = 0.0,
-         random: jax.Array | None = None, keeps_sum: bool = False
+         random: jax.Array | None = None, returns_sum: bool = False
          ) -> tuple[jax.Array, jax.Array | None]:
   """LayerNorm(x + dropout(y + bias)) * scale + shift, computed in float32.
 
@@ -286,13 +286,13 @@ def norm(x: jax.Array, y: jax.Array | None, bias: jax.Array | None, scale: jax.A
     rate: share of dropped values.
     random: the dropout key, with which `nn.Dropout` would drop the same values; None if
       the rate is 0.
-    keeps_sum: also return x + dropout(y + bias).
+    returns_sum: also return x + dropout(y + bias).
 
   Returns:
     ([B, L, D] in the dtype of x, the sum in that dtype or None).
   """
   batch, _, width = x.shape
-  shape = _Shape(width, epsilon, rate if y is not None else 0.0, keeps_sum,
+  shape = _Shape(width, epsilon, rate if y is not None else 0.0, returns_sum,
                  not sharding.has_triton())
   words = jax.random.key_data(random) if shape.rate else jnp.zeros(2, jnp.uint32)
   rows = jnp.arange(batch, dtype=jnp.uint32)

@@ -145,7 +145,7 @@ def _norm_by_kernel(module: nn.Module, x: jax.Array, y: Biased | None = None,
   return gpu_norm.norm(x, *(y or (None, None)), scale, shift,
                        epsilon=module.config.layer_norm_eps, rate=dropout.rate if drops else 0.0,
                        random=dropout.make_rng('dropout') if drops else None,
-                       keeps_sum=returns_sum)
+                       returns_sum=returns_sum)
 
 
 def _gelu(x: jax.Array) -> jax.Array:

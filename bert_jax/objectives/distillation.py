@@ -78,7 +78,7 @@ class Distillation(objective.Objective):
       positions = jnp.broadcast_to(jnp.arange(piece_length), real.shape)
       student = self.model.apply(params, student, positions, method='mlm_logits')
       teacher = self.teacher.apply(frozen, teacher, positions, method='mlm_logits')
-      divergence = losses.soft_cross_entropy(student, teacher, _TEMPERATURE)
+      divergence = losses.soft_divergence(student, teacher, _TEMPERATURE)
       return total + losses.weighted(divergence, real)[0], None
 
     # Inside a scan XLA cannot merge the forward and the recomputed logits, so the

@@ -38,7 +38,7 @@ def binary_cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:
   return jnp.logaddexp(0, logits) - targets * logits
 
 
-def soft_cross_entropy(student: jax.Array, teacher: jax.Array,
+def soft_divergence(student: jax.Array, teacher: jax.Array,
                        temperature: float) -> jax.Array:
   """T^2 KL(teacher || student) of logits / T, with T = `temperature`: [..., V] -> [...].
 

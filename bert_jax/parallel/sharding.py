@@ -115,7 +115,7 @@ def has_triton() -> bool:
   return platform() in platforms.GPU and not platforms.triton_obstacle()
 
 
-def parts(name: str) -> int:
+def num_shards(name: str) -> int:
   """The number of shards of a logical axis on the mesh in context; 1 without a mesh."""
   mesh = jax.sharding.get_abstract_mesh()
   axis = None if mesh.empty else nn.logical_to_mesh_axes((name,))[0]

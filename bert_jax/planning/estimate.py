@@ -49,7 +49,7 @@ class Estimate(NamedTuple):
   seconds: dict[str, float]  # lower bounds of a step: compute, memory, network
   step_seconds: float | None  # the roofline: the largest of these bounds
   mfu: float | None  # model FLOPs utilization at the roofline, a fraction
-  guide: float | None  # seconds of a step on a GPU by a rule of thumb: see `_guide`
+  expected_seconds: float | None  # of a step on a GPU, see `_expected_seconds`
   chip_hours: float | None  # lower bound for all steps of the phase
 
   def as_json(self) -> dict[str, Any]:
@@ -104,9 +104,9 @@ def estimate(
     flops = max(counted, model_flops / len(devices))
     moved, exchanged = traffic.total(training.operations), training.collectives
   sent = sum(c.sent for c in exchanged)
-  seconds, step_seconds, mfu, chip_hours, guide = {}, None, None, None, None
+  seconds, step_seconds, mfu, chip_hours, expected_seconds = {}, None, None, None, None
   if chip and moved and is_gpu:
-    guide = _guide(chip, flops, moved - training.of_products)
+    expected_seconds = _expected_seconds(chip, flops, moved - training.of_products)
   if chip:
     seconds = {'compute': flops / chip.flops, 'memory': moved / chip.bandwidth,
                'network': sent / chip_figures.network(devices)}
@@ -124,10 +124,11 @@ def estimate(
       model_flops=model_flops, chip=chip,
       limit=chip and min(chip.memory, chip_figures.memory_limit(devices[0])),
       tokens=tokens, sent=sent, seconds=seconds,
-      step_seconds=step_seconds, mfu=mfu, guide=guide, chip_hours=chip_hours)
+      step_seconds=step_seconds, mfu=mfu, expected_seconds=expected_seconds,
+      chip_hours=chip_hours)
 
 
-def _guide(chip: chip_figures.Chip, flops: float, memory: float) -> float:
+def _expected_seconds(chip: chip_figures.Chip, flops: float, memory: float) -> float:
   """Estimates the seconds of a step on a GPU by a rule of thumb.
 
   Compute limits the products, and memory limits everything else. The shares of the peak

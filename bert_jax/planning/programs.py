@@ -68,8 +68,8 @@ def pretraining(config: ConfigDict, phase: Phase) -> Work:
       size, special_ids=(0, 1, 2, 3, 4), mask_id=4,
       frequencies=np.ones(size, np.float32) if settings.random_by_frequency else None)
   task = pretraining_lib.Pretraining(objective, settings, vocabulary,
-                                     initial.frozen(teacher))
-  return Work(lora.adapt(task, config.lora), rows, phase)
+                                     initial.teacher_params(teacher))
+  return Work(lora.with_factors(task, config.lora), rows, phase)
 
 
 def finetuning(config: ConfigDict, data: FineTuningData, steps: int) -> Work:
@@ -79,7 +79,7 @@ def finetuning(config: ConfigDict, data: FineTuningData, steps: int) -> Work:
   batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype),
                        batches.batch(batches.largest_step))
   rows, length = batch.tokens.ids.shape
-  return Work(lora.adapt(data.task, config.lora), batch, Phase(steps, length, rows))
+  return Work(lora.with_factors(data.task, config.lora), batch, Phase(steps, length, rows))
 
 
 class Figures(NamedTuple):
@@ -112,8 +112,9 @@ def _compile(lowered: jax.stages.Lowered, device: jax.Device) -> Figures:
     if not match:
       raise
     used, used_unit, available, unit = match.groups()
-    return Figures(missing=float(used) * _UNITS[used_unit]
-                   - float(available) * _UNITS[unit])
+    lacks = float(used) * _UNITS[used_unit] - float(available) * _UNITS[unit]
+    # The message rounds both figures, so they may be equal.
+    return Figures(missing=max(lacks, 1.0))
   seconds, costs = time.monotonic() - began, program.cost_analysis()
   sizes = program.memory_analysis()
   # The new state aliases the donated one: only the rest of the results needs memory.

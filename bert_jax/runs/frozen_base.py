@@ -21,7 +21,7 @@ from bert_jax.training import checkpoint, lora
 from bert_jax.training.job import Job
 
 
-def adapt(job: Job, config: ConfigDict, workdir: epath.Path) -> Job:
+def with_lora(job: Job, config: ConfigDict, workdir: epath.Path) -> Job:
   """Adds the LoRA factors of the config to a job; returns the same job for rank 0.
 
   The base comes from `job.start`; a resumed run reads it from its workdir.
@@ -44,7 +44,7 @@ def adapt(job: Job, config: ConfigDict, workdir: epath.Path) -> Job:
     start = dataclasses.replace(start, params=lora.heads_of(start.params))
   else:
     base = initial.load_on_host(str(folder))
-  task = lora.adapt(job.task, config.lora, initial.boxed(base))
+  task = lora.with_factors(job.task, config.lora, initial.boxed(base))
   trained = count_parameters(jax.eval_shape(task.init, jax.random.key(0)), base.config)
   line = (f'rank {config.lora.rank} on {", ".join(config.lora.targets)}: {trained:,} '
           'trained parameters')

@@ -123,7 +123,7 @@ def boxed(model: Pretrained, groups: Sequence[str] = ()) -> Any:
       {name: box.replace_boxed(params[name]) for name, box in boxes.items()}, sep='/')
 
 
-def frozen(model: Pretrained | None) -> Any:
+def teacher_params(model: Pretrained | None) -> Any:
   """The parameters of a teacher that distillation uses; {} without a teacher."""
   if not model:
     return {}
@@ -176,7 +176,7 @@ def from_model(fresh: Any, model: Pretrained, name: str, reinit_layers: int = 0)
     lines.append(('new', f'{len(factors)} factors on the frozen encoder, which change '
                          'nothing yet'))
   if reinit_layers:
-    lines.append(('new', f'the top {reinit_layers} layers, {new}'))
+    lines.append(('new', ', '.join(filter(None, [f'the top {reinit_layers} layers', new]))))
   elif new:
     lines.append(('new', f'{new}: not in {name}'))
   if unused:

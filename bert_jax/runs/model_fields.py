@@ -20,7 +20,7 @@ from bert_jax.interop.sentence_layout import SentenceLayout
 from bert_jax.interop.sparse_layout import SparseLayout
 from bert_jax.model import architectures
 from bert_jax.model.bert_config import VOCAB_MULTIPLE
-from bert_jax.runtime import sealed
+from bert_jax.runtime import processes, sealed
 from bert_jax.runtime.console import print_summary
 from bert_jax.tasks import late_interaction
 
@@ -101,7 +101,7 @@ def _late_if_unset(config: ConfigDict, earlier: Mapping[str, Any],
     return {}
   earlier = earlier.get('data', {})
   name = config.model.architecture  # None without a model: `check_named` reports it
-  can_hide = not name or architectures.ALL[name].config.can_hide
+  can_hide = not name or architectures.find(name).config.can_hide
   own = model.text_layout if model and isinstance(model.text_layout, LateLayout) else None
   if not own:
     return late_interaction.fields_if_unset(config.data, earlier, None, {}, 0,
@@ -141,6 +141,7 @@ def vocabulary_if_unset(config: ConfigDict, model: Pretrained | None,
   run_json = sealed.read(run_file) if run_file.exists() else {}
   if model and run_json.get('tokenizer') != sealed.digests(folder):
     model.tokenizer.save(folder)
+  processes.barrier()  # on a shared disk, another process may still write these files
   # A tokenizer without this setting gives None.
   lowercase = tokenizer_reader.load(folder).lowercase
   return {'data.vocab': str(folder),

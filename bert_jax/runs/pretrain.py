@@ -105,7 +105,7 @@ def make_job(config: FrozenConfigDict, model: Pretrained | None, mesh: Mesh,
   objective = objectives.create(config.objective, config.data.sequences, model_config,
                                teacher and teacher.config)
   task = Pretraining(objective, masking_config, vocabulary(corpus, masking_config),
-                     initial.frozen(teacher))
+                     initial.teacher_params(teacher))
   train_steps = _train_steps(config, corpus)
   phases = config_lib.phases_of(config, train_steps)
   data = PretrainingData.create(

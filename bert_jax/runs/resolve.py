@@ -148,7 +148,7 @@ def resolve(asked: Asked, mesh: Mesh, workdir: storage.Folder, earlier: Mapping[
     # A resumed run takes its parameters from its checkpoint, not from the teacher.
     if has_started:
       job = dataclasses.replace(job, start=None)
-    return frozen_base.adapt(job, config, workdir.path)
+    return frozen_base.with_lora(job, config, workdir.path)
 
   notes = list(asked.notes)
   if config.train_minutes:

@@ -86,10 +86,10 @@ def _seconds_per_step(config: FrozenConfigDict,
       frozen=state_lib.shard_like(nn.unbox(job.task.frozen), abstract.frozen))
   seconds = first_step = 0
   for phase in config_lib.phases_of(provisional):
-    most = first_step + _WARM + 1 + _MOST
+    end_step = first_step + _WARM + 1 + _MOST
     workers = config.data.loader_workers
     with contextlib.closing(
-        loader.batches(job.data.rows, first_step, most, workers)) as batches:
+        loader.batches(job.data.rows, first_step, end_step, workers)) as batches:
       state = _run(train_step, state, batches, _WARM, mesh)[0]
       # One step sets the number of timed steps, for about `_SECONDS` on any hardware.
       state, probe = _run(train_step, state, batches, 1, mesh)

@@ -59,11 +59,11 @@ def read(questions: Sequence[tuple[str, str]], tokenizer: Tokenizer, max_len: in
   contexts = []
   for question_ids, (question, text) in zip(encoded_questions, questions):
     ids, spans = encoded[text]
-    room = max_len - len(question_ids) - inputs_lib.special_tokens(tokenizer, 2)
+    room = max_len - len(question_ids) - inputs_lib.count_special(tokenizer, 2)
     require(room >= 1,
             f'the question {question[:60]!r} has {len(question_ids)} tokens, which '
             f'leaves no room for its text in {max_len}: make max_len larger')
-    offset = inputs_lib.second_starts(tokenizer, question_ids)
+    offset = inputs_lib.start_of_second(tokenizer, question_ids)
     # A stride beyond the room would skip tokens.
     stride = min(doc_stride, room)
     windows = []

@@ -123,7 +123,7 @@ class LateInteraction(sentence_embedding.SentenceEmbedding):
       own = jnp.moveaxis(jnp.diagonal(own, axis1=0, axis2=2), -1, 0)  # [E, C - 1]
       student, teacher = (jnp.where(exists[:, 1:], x, layers.MASKED)
                           for x in (own, batch.targets))
-      of_examples = losses.soft_cross_entropy(student, teacher, self.temperature)
+      of_examples = losses.soft_divergence(student, teacher, self.temperature)
     return {'loss': losses.weighted(of_examples, batch.is_real),
             'accuracy': losses.weighted(right, batch.is_real)}
 

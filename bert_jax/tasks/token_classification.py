@@ -90,7 +90,7 @@ def _features(sentences: Sequence[Sequence[Sequence[int]]],
   0 on all other tokens.
   """
   inputs, owners, targets = [], [], []
-  room = max_len - inputs_lib.special_tokens(tokenizer, 1)
+  room = max_len - inputs_lib.count_special(tokenizer, 1)
   for i, pieces_of_words in enumerate(sentences):
     # A word longer than an input keeps its first pieces: the tag is on the first one.
     words = [pieces[:room] for pieces in pieces_of_words]

@@ -5,7 +5,8 @@ third item in addition to `params` and `optimizer`: the shape, dtype and fingerp
 every array, sealed by a checksum. Reading compares the arrays with it, on any mesh.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+import contextlib
 from typing import Any
 
 from etils import epath
@@ -80,24 +81,24 @@ def check_fit(folder: epath.Path, saved: Mapping[str, Any], abstract: Mapping[st
               f'{ours.get(name, "missing")} in the config')
 
 
-def _unreadable(error: Exception) -> str:
-  return f'cannot be read: {" ".join(str(error).split())[:300]}'
-
-
-def _restore(folder: epath.Path, abstract: Mapping[str, Any]) -> dict[str, Any]:
-  # Only the handler: a checkpointer ends with a barrier, which a failed process skips.
-  handler = ocp.StandardCheckpointHandler()
+@contextlib.contextmanager
+def _reading(what: str) -> Iterator[None]:
+  """Turns an error while reading into Damaged, unless it says nothing about the data."""
   try:
-    return {item: handler.restore(folder / item, args=ocp.args.StandardRestore(tree))
-            for item, tree in abstract.items()}
+    yield
   except (MemoryError, PermissionError):
     raise
   except Exception as e:  # orbax and tensorstore have many kinds of errors
     if any(name in str(e) for name in _ACCESS_ERRORS):
       raise
-    raise Damaged(f'it {_unreadable(e)}') from e
-  finally:
-    handler.close()
+    raise Damaged(f'{what} cannot be read: {" ".join(str(e).split())[:300]}') from e
+
+
+def _restore(folder: epath.Path, abstract: Mapping[str, Any]) -> dict[str, Any]:
+  # Only the handler: a checkpointer ends with a barrier, which a failed process skips.
+  with contextlib.closing(ocp.StandardCheckpointHandler()) as handler, _reading('it'):
+    return {item: handler.restore(folder / item, args=ocp.args.StandardRestore(tree))
+            for item, tree in abstract.items()}
 
 
 def read(folder: epath.Path, abstract: Mapping[str, Any],
@@ -139,14 +140,13 @@ def _compare(item: str, fingerprints: Mapping[str, str], saved: Mapping[str, lis
 
 def check(folder: epath.Path) -> dict[str, Any]:
   """Reads a whole checkpoint of any model; returns its description or raises Damaged."""
-  saved, handler = description(folder), ocp.PyTreeCheckpointHandler()
-  for item, arrays in saved['arrays'].items():
-    try:
-      tree = handler.metadata(folder / item).tree
-      args = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
-      tree = handler.restore(folder / item, args=ocp.args.PyTreeRestore(restore_args=args))
-      fingerprints = fingerprint.of(tree)
-    except Exception as e:  # orbax and tensorstore have many kinds of errors
-      raise Damaged(f'{item} {_unreadable(e)}') from e
-    _compare(item, fingerprints, arrays)
+  saved = description(folder)
+  with contextlib.closing(ocp.PyTreeCheckpointHandler()) as handler:
+    for item, arrays in saved['arrays'].items():
+      with _reading(item):
+        tree = handler.metadata(folder / item).tree
+        args = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
+        tree = handler.restore(
+            folder / item, args=ocp.args.PyTreeRestore(restore_args=args))
+      _compare(item, fingerprint.of(tree), arrays)
   return saved

@@ -158,7 +158,7 @@ class Lora:
         merge(params, frozen['base'], self.config), frozen['task'], batch)
 
 
-def adapt(task: Task, fields: Any, base: Any = None) -> Task:
+def with_factors(task: Task, fields: Any, base: Any = None) -> Task:
   """The task with the factors of the config group `lora`; unchanged if the rank is 0."""
   config = LoraConfig(**fields)
   return Lora(task, config, base) if config.rank else task

@@ -1,4 +1,5 @@
 import os
+import shutil
 
 from etils import epath
 import numpy as np
@@ -189,16 +190,18 @@ def test_a_run_reads_prepared_records(tmp_path, corpus_file):
     open_corpus(tmp_path / 'u', str(tmp_path / 'r'))
 
 
-def test_records_are_written_to_a_bucket_and_read_back(tmp_path, corpus_file, monkeypatch):
+def test_records_are_written_to_a_bucket_and_read_back(tmp_path, monkeypatch):
   """A local folder stands in for the bucket: this tests the copying."""
+  source = conftest.write_corpus(tmp_path / 'c.txt', conftest.make_documents(60))
   monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
   monkeypatch.setattr(storage, 'is_remote', lambda path: str(path).startswith(str(tmp_path / 'b')))
   monkeypatch.setattr(storage.network, 'check', lambda url: None)
   bucket = tmp_path / 'b/records'
-  preparation.prepare(preparation.Settings(corpus_file, vocab_size=200), str(bucket), 1)
-  prepare(tmp_path / 'local', corpus_file)
+  preparation.prepare(preparation.Settings(source, vocab_size=200), str(bucket), 1)
+  prepare(tmp_path / 'local', source)
   assert files(bucket) == files(tmp_path / 'local')
-  assert not storage.local_folder(str(bucket)).exists()  # the staging folder is gone
+  staging = storage.local_folder(f'{bucket}#prepare')
+  assert not staging.exists()
 
   def interrupted(local, remote):
     (remote / 'half').mkdir(parents=True)
@@ -206,15 +209,25 @@ def test_records_are_written_to_a_bucket_and_read_back(tmp_path, corpus_file, mo
   other = tmp_path / 'b/other'
   with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
     patched.setattr(storage, 'upload', interrupted)
-    preparation.prepare(preparation.Settings(corpus_file, vocab_size=200), str(other), 1)
+    preparation.prepare(preparation.Settings(source, vocab_size=200), str(other), 1)
   with pytest.raises(UserError, match='is not empty'):
-    preparation.prepare(preparation.Settings(corpus_file, vocab_size=100), str(other), 1)
-  preparation.prepare(preparation.Settings(corpus_file, vocab_size=200), str(other), 1)
+    preparation.prepare(preparation.Settings(source, vocab_size=100), str(other), 1)
+  preparation.prepare(preparation.Settings(source, vocab_size=200), str(other), 1)
   assert files(other) == files(bucket)
   corpus = open_corpus(tmp_path / 'w', str(bucket))
   assert files(storage.local_folder(str(bucket))) == files(bucket)
   (bucket / 'train-00000.tokens.bin').unlink()  # a second run reads the local copy
   assert open_corpus(tmp_path / 'v', str(bucket)).train.digest == corpus.train.digest
+  # The local copy of deleted records does not come back after a change of the text.
+  shutil.rmtree(bucket)
+  conftest.write_corpus(tmp_path / 'c.txt', conftest.make_documents(70, seed=5))
+  preparation.prepare(preparation.Settings(source, vocab_size=200), str(bucket), 1)
+  assert files(bucket) != files(other)
+  # Neither do complete records whose upload was interrupted.
+  shutil.rmtree(bucket)
+  shutil.copytree(other, staging)
+  preparation.prepare(preparation.Settings(source, vocab_size=200), str(bucket), 1)
+  assert files(bucket) != files(other) and not staging.exists()
 
 
 def test_a_changed_vocabulary_is_refused(tmp_path, small_shards, monkeypatch):

@@ -131,7 +131,7 @@ def test_special_tokens_stand_where_the_post_processor_says(tmp_path, name, betw
   first, second = t.encode_batch(['fox', 'dog'])
   joined = inputs_lib.join(t, first, second)
   assert joined.ids == [t.cls_id, *first, *[t.sep_id] * between, *second, t.sep_id]
-  assert inputs_lib.second_starts(t, first) == 1 + len(first) + between
+  assert inputs_lib.start_of_second(t, first) == 1 + len(first) + between
 
 
 @pytest.mark.parametrize('text, expected', [
@@ -203,8 +203,8 @@ def test_single_texts_and_pairs_have_their_own_templates(tmp_path, single, pair)
   fox, dog = t.encode_batch(['fox', 'lazy dog'])
   assert list(inputs_lib.join(t, fox).ids) == library.encode('fox').ids
   assert list(inputs_lib.join(t, fox, dog).ids) == library.encode('fox', 'lazy dog').ids
-  assert inputs_lib.special_tokens(t, 1) == single.count('[')
-  assert inputs_lib.special_tokens(t, 2) == pair.count('[')
+  assert inputs_lib.count_special(t, 1) == single.count('[')
+  assert inputs_lib.count_special(t, 2) == pair.count('[')
 
 
 def test_a_file_without_a_template_gets_the_default_special_tokens(tmp_path):

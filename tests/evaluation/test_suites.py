@@ -372,8 +372,9 @@ def test_a_sentence_that_is_too_long_is_refused_before_scoring(model, tmp_path):
   with pytest.raises(UserError, match='pairs.jsonl, line 2: sentence_bad has 63 tokens, this model '
                      'scores sentences of 1 to 62'):
     suites.run(folder, 'minimal_pairs', str(path), str(out), {})
-  # A target that is only white space of another kind has no token, so its score would be 0.
-  path.write_text(json.dumps({'Domain': 'd', 'Context1': 'w1', 'Target1': 'w2', 'Target2': '\u200b'}))
+  # A target that is only a zero-width space has no token, so its score would be 0.
+  path.write_text(json.dumps(
+      {'Domain': 'd', 'Context1': 'w1', 'Target1': 'w2', 'Target2': '\u200b'}))
   with pytest.raises(UserError, match='pairs.jsonl, line 1: Target2 has 0 tokens: leave the pair'):
     suites.run(folder, 'minimal_pairs', str(path), str(out), {})
   assert (tmp_path / 'out.pairs.jsonl.partial').read_text() == 'earlier'

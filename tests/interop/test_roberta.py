@@ -130,7 +130,7 @@ def test_pairs_have_two_separators(tmp_path):
   first, second = model.tokenizer.encode_batch(['The old king', 'a dog'])
   row = inputs_lib.join(model.tokenizer, first, second)
   assert row.ids == theirs('The old king', 'a dog').input_ids
-  assert len(row.ids) - len(first) - len(second) == inputs_lib.special_tokens(model.tokenizer, 2)
+  assert len(row.ids) - len(first) - len(second) == inputs_lib.count_special(model.tokenizer, 2)
   (context,) = answers.read([('a dog', 'The old king')], model.tokenizer, 32, 8)
   (window,) = context.windows
   assert window.input.ids[window.offset:window.offset + window.count] == first

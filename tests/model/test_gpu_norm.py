@@ -44,17 +44,17 @@ KEY = dropout_bits.key_of(jax.random.key(3))
 
 @pytest.mark.medium
 @pytest.mark.parametrize('width', [64, 96, 768])
-@pytest.mark.parametrize('rate, absent, keeps_sum', [
+@pytest.mark.parametrize('rate, absent, returns_sum', [
     (0.1, (), False), (0.0, (), True), (0.1, ('bias', 'shift'), True), (0.0, ('y', 'bias'), True),
     (0.0, ('y', 'bias', 'shift'), False)])
-def test_the_kernel_computes_what_the_plain_path_computes(width, rate, absent, keeps_sum):
+def test_the_kernel_computes_what_the_plain_path_computes(width, rate, absent, returns_sum):
   names = ('x', 'y', 'bias', 'scale', 'shift')
   arguments = [None if name in absent else x for name, x in zip(names, inputs(width))]
 
   def by_kernel(*arguments):
     out, total = gpu_norm.norm(*arguments, epsilon=1e-12, rate=rate, random=KEY,
-                               keeps_sum=keeps_sum)
-    return (out, total) if keeps_sum else (out,)
+                               returns_sum=returns_sum)
+    return (out, total) if returns_sum else (out,)
 
   def plain(*arguments):
     # A module folds its path into the key. The kernel gets KEY itself, so the module must too.
@@ -64,7 +64,7 @@ def test_the_kernel_computes_what_the_plain_path_computes(width, rate, absent, k
       out, total = _Plain(rate).apply({}, *arguments)
     finally:
       nn.Dropout.make_rng = with_key
-    return (out, total) if keeps_sum else (out,)
+    return (out, total) if returns_sum else (out,)
 
   expected, of_plain = jax.vjp(plain, *arguments)
   actual, of_kernel = jax.vjp(by_kernel, *arguments)

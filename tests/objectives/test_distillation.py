@@ -45,7 +45,7 @@ def test_soft_and_cosine_losses_by_hand():
   student, teacher = np.random.default_rng(0).normal(size=(2, 5, 7)) * 3
   p, q = special.softmax(teacher / 2, -1), special.softmax(student / 2, -1)
   expected = 4 * np.sum(p * (np.log(p) - np.log(q)), -1)
-  np.testing.assert_allclose(losses.soft_cross_entropy(jnp.asarray(student), teacher, 2.0),
+  np.testing.assert_allclose(losses.soft_divergence(jnp.asarray(student), teacher, 2.0),
                              expected, rtol=1e-5)
   a, b = jnp.array([[1.0, 0.0], [3.0, 4.0]]), jnp.array([[0.0, 2.0], [6.0, 8.0]])
   np.testing.assert_allclose(distillation.cosine_distance(a, b), [1.0, 0.0], atol=1e-6)
@@ -86,7 +86,7 @@ def test_the_soft_loss_covers_all_real_tokens_as_published():
   @jax.jit
   @jax.grad
   def whole(params):
-    soft = losses.soft_cross_entropy(logits(objective.model, params),
+    soft = losses.soft_divergence(logits(objective.model, params),
                                      logits(objective.teacher, teacher), 2.0)
     return jnp.sum(soft * real)
 

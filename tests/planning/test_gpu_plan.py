@@ -69,7 +69,7 @@ def test_the_rule_of_thumb_matches_measured_steps():
       device_kind='NVIDIA H200', platform='gpu', id=0)])
   for tera, moved, products, measured in (
       (17.86, 136.6e9, 30e9, 59.8), (32.6, 277.7e9, 50e9, 121.5), (32.6, 145.3e9, 50e9, 86.7)):
-    assert estimate._guide(h200, tera * 1e12, moved - products) * 1e3 == pytest.approx(
+    assert estimate._expected_seconds(h200, tera * 1e12, moved - products) * 1e3 == pytest.approx(
         measured, rel=0.05)
 
 

@@ -202,7 +202,7 @@ def test_the_workdir_of_a_run_without_lora_is_refused(finished, tmp_path):
   """It has checkpoints, so the run loads no other model. It has no base."""
   _, c, _ = finished
   with pytest.raises(UserError, match=r'run holds a run with lora.rank=0 \(now 2\)'):
-    frozen_base.adapt(types.SimpleNamespace(start=None), c, epath.Path(tmp_path / 'run'))
+    frozen_base.with_lora(types.SimpleNamespace(start=None), c, epath.Path(tmp_path / 'run'))
 
 
 def test_lora_pretraining_without_init_from_is_refused(corpus_file, tmp_path):
