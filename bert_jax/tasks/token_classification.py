@@ -91,18 +91,19 @@ def _features(sentences: Sequence[Sequence[Sequence[int]]],
   """
   inputs, owners, targets = [], [], []
   room = max_len - inputs_lib.count_special(tokenizer, 1)
+  before, after = ([0] * len(special) for special in tokenizer.around.one)
   for i, pieces_of_words in enumerate(sentences):
     # A word longer than an input keeps its first pieces: the tag is on the first one.
     words = [pieces[:room] for pieces in pieces_of_words]
     marks = [1 + tag for tag in tags[i]] if tags is not None else [1] * len(words)
     for first, end in _windows(words, room):
-      window, target = [], [0]
+      window, target = [], [*before]
       for pieces, mark in zip(words[first:end], marks[first:end]):
         window += pieces
         target += [mark] + [0] * (len(pieces) - 1)
       inputs.append(inputs_lib.join(tokenizer, window))
       owners.append(i)
-      targets.append(np.array([*target, 0], np.int32))
+      targets.append(np.array([*target, *after], np.int32))
   return packed_examples.Features(inputs, np.array(owners, np.int64),
                                   token_targets=targets)
 

@@ -1,10 +1,11 @@
 """The words of a tagger, for every kind of vocabulary."""
 
 import json
+import types
 
 import pytest
 
-from bert_jax.data.tokenizers import training
+from bert_jax.data.tokenizers import base, training
 from bert_jax.data.tokenizers.library import LibraryTokenizer
 from bert_jax.tasks import token_classification
 from tests.data.test_tokenizer import TEXTS
@@ -37,3 +38,14 @@ def test_words_of_a_published_bpe_start_with_a_space():
   word = TEXTS[0].split()[0]
   (pieces,), = token_classification.word_pieces([[word]], t)
   assert pieces == t.encode_batch([' ' + word])[0] != t.encode_batch([word])[0]
+
+
+@pytest.mark.parametrize('around', [((7,), ()), ((7,), (8,)), ((), (8, 8))])
+def test_marks_stand_on_first_pieces_whatever_surrounds_a_text(around):
+  t = types.SimpleNamespace(around=base.Around(around, around + ((),)))
+  f = token_classification._features(t, [[[1, 2], [3], [4, 5, 6]]], 16, tags=[[10, 20, 30]])
+  first = len(around[0])
+  assert f.inputs[0].ids == [*around[0], 1, 2, 3, 4, 5, 6, *around[1]]
+  assert len(f.token_targets[0]) == len(f.inputs[0].ids)
+  assert {first: 11, first + 2: 21, first + 3: 31} == {
+      place: mark for place, mark in enumerate(f.token_targets[0].tolist()) if mark}
