@@ -49,7 +49,7 @@ class Estimate(NamedTuple):
   seconds: dict[str, float]  # lower bounds of a step: compute, memory, network
   step_seconds: float | None  # the roofline: the largest of these bounds
   mfu: float | None  # model FLOPs utilization at the roofline, a fraction
-  expected_seconds: float | None  # of a step on a GPU, see `_expected_seconds`
+  expected: float | None  # seconds of a step on a GPU, see `_expected_seconds`
   chip_hours: float | None  # lower bound for all steps of the phase
 
   def as_json(self) -> dict[str, Any]:
@@ -104,9 +104,9 @@ def estimate(
     flops = max(counted, model_flops / len(devices))
     moved, exchanged = traffic.total(training.operations), training.collectives
   sent = sum(c.sent for c in exchanged)
-  seconds, step_seconds, mfu, chip_hours, expected_seconds = {}, None, None, None, None
+  seconds, step_seconds, mfu, chip_hours, expected = {}, None, None, None, None
   if chip and moved and is_gpu:
-    expected_seconds = _expected_seconds(chip, flops, moved - training.of_products)
+    expected = _expected_seconds(chip, flops, moved - training.of_products)
   if chip:
     seconds = {'compute': flops / chip.flops, 'memory': moved / chip.bandwidth,
                'network': sent / chip_figures.network(devices)}
@@ -124,8 +124,7 @@ def estimate(
       model_flops=model_flops, chip=chip,
       limit=chip and min(chip.memory, chip_figures.memory_limit(devices[0])),
       tokens=tokens, sent=sent, seconds=seconds,
-      step_seconds=step_seconds, mfu=mfu, expected_seconds=expected_seconds,
-      chip_hours=chip_hours)
+      step_seconds=step_seconds, mfu=mfu, expected=expected, chip_hours=chip_hours)
 
 
 def _expected_seconds(chip: chip_figures.Chip, flops: float, memory: float) -> float:

@@ -71,11 +71,10 @@ def lines(e: Estimate, price: float) -> Iterator[tuple[str, str]]:
   yield 'roofline', (f'{1e3 * e.step_seconds:.1f} ms, bound by {slowest} ({parts}), '
                      f'{_amount(e.tokens / e.step_seconds, "tokens/s")}')
   yield 'MFU', f'{e.mfu:.1%} at the roofline'
-  if e.expected_seconds:
+  if e.expected:
     yield 'expected', (
-        f'{1e3 * e.expected_seconds:.1f} ms, '
-        f'{_amount(e.tokens / e.expected_seconds, "tokens/s")}, by a rule of thumb from an '
-        'H200, without exchanges')
+        f'{1e3 * e.expected:.1f} ms, {_amount(e.tokens / e.expected, "tokens/s")}, by a '
+        'rule of thumb from an H200, without exchanges')
   hours = e.chip_hours / e.chips
   cost = f', {_number(e.chip_hours * price)} at {price:g} an hour' if price else ''
   yield 'all steps', (f'{e.phase.steps:,}: {_number(hours)} hours at the roofline, '

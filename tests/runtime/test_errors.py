@@ -49,7 +49,9 @@ def test_a_process_ends_with_its_status_though_nobody_reads_its_output():
           'print("a result"); from bert_jax.runtime import ending; ending.end("a mistake", 2)')
   readers, writer = os.pipe()
   os.close(readers)
-  assert subprocess.run([sys.executable, '-c', code], stdout=writer, stderr=writer).returncode == 2
+  buffered = os.environ | {'PYTHONUNBUFFERED': ''}  # so that the print itself does not fail
+  assert subprocess.run([sys.executable, '-c', code], stdout=writer, stderr=writer,
+                        env=buffered).returncode == 2
 
 
 def test_writers_that_outlive_a_failed_save_are_quiet(monkeypatch, handler):

@@ -43,7 +43,7 @@ def test_words_of_a_published_bpe_start_with_a_space():
 @pytest.mark.parametrize('around', [((7,), ()), ((7,), (8,)), ((), (8, 8))])
 def test_marks_stand_on_first_pieces_whatever_surrounds_a_text(around):
   t = types.SimpleNamespace(around=base.Around(around, around + ((),)))
-  f = token_classification._features(t, [[[1, 2], [3], [4, 5, 6]]], 16, tags=[[10, 20, 30]])
+  f = token_classification._features([[[1, 2], [3], [4, 5, 6]]], t, 16, tags=[[10, 20, 30]])
   first = len(around[0])
   assert f.inputs[0].ids == [*around[0], 1, 2, 3, 4, 5, 6, *around[1]]
   assert len(f.token_targets[0]) == len(f.inputs[0].ids)
