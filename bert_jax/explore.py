@@ -2,11 +2,9 @@
 
 from absl import flags
 
-from bert_jax.commands import command, overwrite_flag
+from bert_jax.commands import checkpoint_flags, command, overwrite_flag
 
-_MODEL = flags.DEFINE_string(
-    'model', None,
-    'A workdir, a checkpoint of bert_jax, a Hugging Face folder or hub name.')
+_MODEL = flags.DEFINE_string('model', None, checkpoint_flags.ANY_MODEL)
 _VIEW = flags.DEFINE_string(
     'view', None,
     'attention (of a text or a pair), contexts (one word in two texts), neighbours or '
@@ -29,7 +27,9 @@ def _main(argv: list[str]):
   platforms.begin_command()
   with storage.exclusive('--output', _OUTPUT.value, overwrite=overwrite):
     show.show(_MODEL.value, _VIEW.value, texts=_TEXT.value, words=_WORDS.value,
-              output=_OUTPUT.value, layer=_LAYER.value, head=_HEAD.value)
+              output=_OUTPUT.value, layer=_LAYER.value, head=_HEAD.value,
+              step=checkpoint_flags.STEP.value,
+              allow_older=checkpoint_flags.ALLOW_OLDER.value)
 
 
 if __name__ == '__main__':

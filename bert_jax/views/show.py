@@ -77,8 +77,9 @@ def _check(view: str, texts: Sequence[str], words: Sequence[str], output: str | 
 
 
 def show(model: str | None, view: str | None, texts: Sequence[str], words: Sequence[str],
-         output: str | None, layer: int | None = None, head: int | None = None):
-  """Shows one view of a model.
+         output: str | None, layer: int | None = None, head: int | None = None, *,
+         step: int | None = None, allow_older: bool = False):
+  """Shows one view of a model; see `bert.load` for `step` and `allow_older`.
 
   Raises:
     UserError: an unknown view, a missing argument, or an output that cannot be written.
@@ -94,7 +95,7 @@ def show(model: str | None, view: str | None, texts: Sequence[str], words: Seque
   _check(view, texts, words, output, layer, head)
   if output:
     storage.make_parent('--output', epath.Path(output))
-  bert = load(model)
+  bert = load(model, step, allow_older)
   try:
     function(bert, *(given[name] for name in names))
   except PermissionError as e:

@@ -92,6 +92,8 @@ def test_mistakes_of_the_command(folder, tmp_path):
       ('attention', dict(texts=['w1'], words=['w1'], output=out), '--words has no effect here'),
       ('contexts', dict(texts=['w1', 'w1'], words=['w1'], output=out), '--output has no effect'),
       ('neighbours', dict(texts=['w1'], words=['w1']), '--text has no effect here'),
+      ('neighbours', dict(words=['w1'], step=3), 'is not a workdir: --step and --allow_older'),
+      ('neighbours', dict(words=['w1'], allow_older=True), 'is not a workdir: --step and'),
       (None, {}, 'give --view, one of attention')):
     with pytest.raises(UserError, match=message):
       show.show(str(folder), view, **{'texts': [], 'words': [], 'output': None, **options})
