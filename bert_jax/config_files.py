@@ -35,7 +35,8 @@ def load(path: str | pathlib.Path) -> ConfigDict:
   """Returns the config of a file; raises UserError if it cannot be loaded."""
   try:
     names = runpy.run_path(str(path))
-    require('get_config' in names, f'--config={path} cannot be loaded: it has no get_config()')
+    require('get_config' in names,
+            f'--config={path} cannot be loaded: it has no get_config()')
     config = names['get_config']()
     require(isinstance(config, ConfigDict), f'--config={path} cannot be loaded: its get_config() '
             f'returns {type(config).__name__}, not a ConfigDict')

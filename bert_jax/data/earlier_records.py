@@ -35,7 +35,9 @@ def difference(folder: epath.Path, settings: Settings, digest: str | None) -> st
     return f'made with another version of {settings.vocab}'
   inputs = manifest['settings'].get('inputs')  # Beam stores none
   source = corpus.open_source(settings, folder / 'progress')
-  return '' if inputs in (None, list(source.inputs)) else 'of files that have changed since'
+  if inputs not in (None, list(source.inputs)):
+    return 'of files that have changed since'
+  return ''
 
 
 def with_defaults(settings: dict[str, Any]) -> dict[str, Any]:

@@ -87,10 +87,11 @@ def _check_lengths(bert: Bert, pairs: Sequence[Pair]):
             f'{pair.where}: {name} has {len(ids)} tokens, '
             f'this model scores sentences of 1 to {room}: leave the pair out')
   # After a context, a target without a token would have the best score, 0.
-  targets = [target for pair in pairs for target in (pair.good, pair.bad)]
+  after_context = [pair for pair in pairs if pair.context]
+  targets = [target for pair in after_context for target in (pair.good, pair.bad)]
   for i, ids in enumerate(bert.tokenizer.encode_batch(targets)):
-    require(bool(ids),
-            f'{pairs[i // 2].where}: {_EWOK[i % 2]} has 0 tokens: leave the pair out')
+    require(bool(ids), f'{after_context[i // 2].where}: {_EWOK[i % 2]} has 0 tokens: leave '
+                       'the pair out')
 
 
 def pseudo_log_likelihoods(bert: Bert, texts: Sequence[str],
@@ -165,8 +166,9 @@ def evaluate(bert: Bert, source: str, path: epath.Path) -> Report:
   for phenomenon in sorted(set(phenomenon_of)):
     member = phenomenon_of == phenomenon
     paradigms = sorted(set(paradigm_of[member]))
-    of_paradigms = [_row(f'{phenomenon}: {name}', is_right[member & (paradigm_of == name)])
-                    for name in paradigms]
+    of_paradigms = [
+        _row(f'{phenomenon}: {name}', is_right[member & (paradigm_of == name)])
+        for name in paradigms]
     rows += of_paradigms
     all_paradigms += of_paradigms
     # With one paradigm, the row of the phenomenon would repeat it.

@@ -61,7 +61,8 @@ class Texts:
     if not data:
       return [(text,) for text in HOSTILE if text.strip()], None
     if model.task == 'sequence_classification' and model.problem == 'single_label':
-      examples, labels = task_scores.read(name, model, task_list.ALL[model.task], data, fields)
+      examples, labels = task_scores.read(
+          name, model, task_list.ALL[model.task], data, fields)
       for example in examples:
         require(str(example.label) in labels,
                 f'{example.where}: the label {example.label!r} is none of the {len(labels)} '
@@ -97,7 +98,8 @@ def _run(path: epath.Path, texts: Texts, output: str,
 
 def _cosines(whole: np.ndarray, short: np.ndarray) -> np.ndarray:
   """The cosines of the rows of two arrays [n, D]: [n], or [1] if D is 1."""
-  if whole.shape[1] == 1:  # the cosine of two numbers is only their sign: compare all at once
+  # The cosine of two numbers is only their sign: compare all at once.
+  if whole.shape[1] == 1:
     whole, short = whole.T, short.T
   lengths = np.linalg.norm(whole, axis=1) * np.linalg.norm(short, axis=1)
   return np.sum(whole * short, axis=1) / np.maximum(lengths, 1e-12)
@@ -131,7 +133,8 @@ def quantize(model: Pretrained, texts: Texts, directory: epath.Path,
     names = ('sentence_embedding',)
   runs = {name: [_run(path, texts, name, functions.has_tokens(model, name))
                  for path in (source, target)] for name in names}
-  of_outputs = {name: _cosines(whole, short) for name, ((whole, _), (short, _)) in runs.items()}
+  of_outputs = {name: _cosines(whole, short)
+                for name, ((whole, _), (short, _)) in runs.items()}
   worst = min(names, key=lambda name: of_outputs[name].mean())
   (whole, slow), (short, fast) = runs[worst]
   cosines = of_outputs[worst]

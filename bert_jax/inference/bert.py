@@ -235,7 +235,8 @@ class Bert(LoadedModel):
       own = self.dense
       normalize = own.search_normalizes
       a, b = (self.embed(texts, prompt=own.first_prompt(names), normalize=normalize)
-              for texts, names in ((queries, QUERY_PROMPTS), (documents, DOCUMENT_PROMPTS)))
+              for texts, names in ((queries, QUERY_PROMPTS),
+                                   (documents, DOCUMENT_PROMPTS)))
       scores = a @ b.T  # [queries, documents]
     best = np.argsort(-scores, axis=1, kind='stable')[:, :top_k]
     return [[{'document': int(i), 'score': float(of_query[i])} for i in order]
@@ -372,7 +373,7 @@ class Bert(LoadedModel):
 
 def load(directory: str, step: int | None = None, allow_older: bool = False,
          dtype: str | None = None) -> Bert:
-  """Loads a model: see `interop.load.load`, and `bert_jax.from_pretrained` for `dtype`."""
+  """Loads a model; see `interop.load.load`, and for `dtype` `from_pretrained`."""
   if dtype is not None:
     require_choice('dtype', dtype, DTYPES)
   model = load_lib.load(directory, step, allow_older)

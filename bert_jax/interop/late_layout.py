@@ -29,7 +29,8 @@ from bert_jax.interop import text_layout
 from bert_jax.runtime import storage
 from bert_jax.tasks import late_interaction
 
-KINDS = ('MultiVectorEncoder', 'ColBERT')  # the model_type in SETTINGS; the last is PyLate's
+# The model_type in SETTINGS; the last is PyLate's.
+KINDS = ('MultiVectorEncoder', 'ColBERT')
 PYLATE = 'pylate'  # the package of its modules
 DOCUMENT_PROMPTS = ('document', 'passage', 'corpus')  # the first that exists
 _IDENTITY = 'torch.nn.modules.linear.Identity'
@@ -59,7 +60,8 @@ class LateLayout(text_layout.TextLayout):
   def inputs(self, texts: Sequence[str], tokenizer: Tokenizer, role: str,
              positions: int) -> tuple[list[Input], list[np.ndarray]]:
     """Makes the inputs of queries or documents, with their prompts: see `LateInputs`."""
-    prompt = self.prompt(self.first_prompt((role,) if role == QUERY else DOCUMENT_PROMPTS))
+    names = (role,) if role == QUERY else DOCUMENT_PROMPTS
+    prompt = self.prompt(self.first_prompt(names))
     return self.texts.make(self.prepared([(text,) for text in texts], prompt), tokenizer,
                            role, min(positions, self.max_len or positions), positions)
 
@@ -108,17 +110,17 @@ def _linear(folder: epath.Path, x: np.ndarray) -> np.ndarray:
           f'{folder} is not a linear Dense of the tokens: it has an activation_function, or '
           'other names for its input and output')
   tensors = text_layout.tensors(folder)
-  weight, residual = tensors.pop('linear.weight', None), tensors.pop('residual.weight', None)
+  weight = tensors.pop('linear.weight', None)
+  residual = tensors.pop('residual.weight', None)
   is_known = not tensors and weight is not None and weight.shape[1:] == x.shape[1:]
   require(is_known, f'{folder}: its projection must have no bias and take vectors of '
                     f'{x.shape[1]}')
   y = x @ weight.T
   if config.get('use_residual'):
-    shortcut = np.eye(x.shape[1], dtype=x.dtype) if residual is None else residual.T
-    require((x.shape[1], y.shape[1]) == shortcut.shape,
-            f'{folder}: its residual must turn vectors of {x.shape[1]} into vectors of '
-            f'{y.shape[1]}')
-    y += x @ shortcut
+    fits = y.shape == x.shape if residual is None else residual.shape == weight.shape
+    require(fits, f'{folder}: its residual must turn vectors of {x.shape[1]} into '
+                  f'vectors of {y.shape[1]}')
+    y += x if residual is None else x @ residual.T
   return y
 
 
@@ -161,7 +163,8 @@ def read(directory: epath.Path, modules: Sequence[tuple[str, str]], width: int,
   Raises:
     UserError: a module is unknown, or has an option that bert_jax lacks.
   """
-  path, is_pylate = directory / text_layout.SETTINGS, settings.get('model_type') == KINDS[1]
+  path = directory / text_layout.SETTINGS
+  is_pylate = settings.get('model_type') == KINDS[1]
   limits = text_layout.encoder_settings(directory / modules[0][1])
   # PyLate normalizes without a Normalize module. In other folders Dense must come before
   # Normalize.

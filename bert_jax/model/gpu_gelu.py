@@ -109,7 +109,8 @@ def _backward(interpret, saved, gradient):
   programs = len(x) // (tile.rows * tile.turns)
   like = jax.ShapeDtypeStruct(x.shape, x.dtype)
   partial_sums = jax.ShapeDtypeStruct((programs, x.shape[1]), jnp.float32)
-  d_x, d_bias = _call(_backward_kernel, interpret, [like, partial_sums], x, bias, gradient)
+  d_x, d_bias = _call(
+      _backward_kernel, interpret, [like, partial_sums], x, bias, gradient)
   return d_x, d_bias.sum(0).astype(bias.dtype)
 
 

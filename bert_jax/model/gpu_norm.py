@@ -162,7 +162,8 @@ def _forward_kernel(shape, tile, refs, out, total, mean, inverse_deviation):
   tile.visit(shape, refs, take)
 
 
-def _backward_kernel(shape, tile, refs, mean, inverse_deviation, gradient, of_total, results):
+def _backward_kernel(shape, tile, refs, mean, inverse_deviation, gradient, of_total,
+                     results):
   """Computes the gradients of some vectors, and partial gradients of the parameters."""
   names = [x for x in ('scale', 'shift', 'bias') if getattr(results, x) is not None]
 

@@ -79,7 +79,8 @@ def finetuning(config: ConfigDict, data: FineTuningData, steps: int) -> Work:
   batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype),
                        batches.batch(batches.largest_step))
   rows, length = batch.tokens.ids.shape
-  return Work(lora.with_factors(data.task, config.lora), batch, Phase(steps, length, rows))
+  return Work(lora.with_factors(data.task, config.lora), batch,
+              Phase(steps, length, rows))
 
 
 class Figures(NamedTuple):

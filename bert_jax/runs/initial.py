@@ -176,7 +176,8 @@ def from_model(fresh: Any, model: Pretrained, name: str, reinit_layers: int = 0)
     lines.append(('new', f'{len(factors)} factors on the frozen encoder, which change '
                          'nothing yet'))
   if reinit_layers:
-    lines.append(('new', ', '.join(filter(None, [f'the top {reinit_layers} layers', new]))))
+    top = f'the top {reinit_layers} layers'
+    lines.append(('new', f'{top}, {new}' if new else top))
   elif new:
     lines.append(('new', f'{new}: not in {name}'))
   if unused:

@@ -140,9 +140,9 @@ def inputs_of(data: Mapping[str, Any]) -> LateInputs:
                     skipped=tuple(data['skipped_words']))
 
 
-def fields_if_unset(data: ConfigDict, earlier: Mapping[str, Any], texts: LateInputs | None,
-                    prompts: Mapping[str, str], width: int, max_len: int,
-                    can_hide: bool) -> dict[str, Any]:
+def fields_if_unset(data: ConfigDict, earlier: Mapping[str, Any],
+                    texts: LateInputs | None, prompts: Mapping[str, str], width: int,
+                    max_len: int, can_hide: bool) -> dict[str, Any]:
   """Returns the fields of `data` that the user left to the model `init_from`.
 
   Args:
@@ -339,7 +339,8 @@ def _max_sims(queries, counts, documents, document_counts):
                        (documents, document_counts)).T
 
 
-def max_sims(queries: Sequence[np.ndarray], documents: Sequence[np.ndarray]) -> np.ndarray:
+def max_sims(queries: Sequence[np.ndarray],
+             documents: Sequence[np.ndarray]) -> np.ndarray:
   """Computes the MaxSim of all pairs from the results of `vectors`: [Q, N] float32."""
   scores = np.zeros((len(queries), len(documents)), np.float32)
   if not scores.size:
