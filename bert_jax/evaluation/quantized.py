@@ -123,10 +123,15 @@ def quantize(model: Pretrained, texts: Texts, directory: epath.Path,
 
   most_lost = MOST_LOST if most_lost is None else most_lost
   source, target = directory / folder.FILE, directory / folder.QUANTIZED
-  # A warning of the package advises a preprocessing step that changes nothing here.
-  logging.getLogger().setLevel(logging.ERROR)
-  quantization.quantize_dynamic(str(source), str(target), per_channel=True,
-                                weight_type=quantization.QuantType.QInt8)
+  # A warning of the package advises a preprocessing step that changes nothing here. It
+  # goes to the root logger, which belongs to the program: disable it for this call only.
+  earlier = logging.root.manager.disable
+  logging.disable(logging.WARNING)
+  try:
+    quantization.quantize_dynamic(str(source), str(target), per_channel=True,
+                                  weight_type=quantization.QuantType.QInt8)
+  finally:
+    logging.disable(earlier)
   names = functions.function(model).outputs
   # The vector of a text is the answer of its model. In other models each output counts.
   if 'sentence_embedding' in names:

@@ -1,5 +1,6 @@
 """int8: the table has the true accuracy of both files, and --most_lost is enforced."""
 
+import logging
 import re
 import subprocess
 import sys
@@ -31,6 +32,7 @@ def test_the_accuracy_of_a_classifier(tmp_path, capsys):
   model = load.load(source)
   out = written(model, tmp_path / 'out')
   quantized.quantize(model, Texts(model, source, data), out, most_lost=1.0)
+  assert logging.getLogger().isEnabledFor(logging.WARNING)  # as before the call
   table = capsys.readouterr().out
   whole, short = map(float, re.search(r'accuracy +([\d.]+), ([\d.]+)', table).groups())
   scores = task_scores.evaluate(bert_lib.load(source), data, None).facts

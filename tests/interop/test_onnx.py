@@ -49,8 +49,8 @@ def make(member: str, kind: str, **sizes) -> Pretrained:
   task = {'reranker': 'sequence_classification'}.get(kind, kind if kind in LABELS else '')
   labels = ('score',) if kind == 'reranker' else LABELS.get(kind, ())
   pooler = () if config.pooler_is_shared or member in ('distilbert', 'electra') else ('pooler',)
-  groups = {'encoder': pooler, 'embedder': (), 'masked_lm': ('mlm',), 'sparse': ('mlm',)}.get(
-      kind) if not task else head_groups(config, task)
+  groups = {'encoder': pooler, 'embedder': (), 'masked_lm': ('mlm',), 'sparse': ('mlm',),
+            'next_sentence': (*pooler, 'nsp')}.get(kind) if not task else head_groups(config, task)
   if config.pooler_is_shared and not task:
     groups = {*groups, 'pooler'}
   abstract = nn.unbox(layout.abstract_params(config, groups, len(labels), task))
@@ -70,6 +70,24 @@ def make(member: str, kind: str, **sizes) -> Pretrained:
 CELLS = [(member, kind) for member in architectures.ALL for kind in KINDS]
 QUICK = {*(('bert', kind) for kind in KINDS), ('modernbert', 'embedder'), ('deberta-v2', 'encoder'),
          ('mpnet', 'masked_lm'), ('albert', 'sequence_classification'), ('electra', 'encoder')}
+
+
+def test_a_head_for_pairs_without_a_masked_lm(tmp_path):
+  """BertForNextSentencePrediction: the file has the head's logits."""
+  model = make('bert', 'next_sentence')
+  folder.save(model, epath.Path(tmp_path))
+  names = functions.function(model).outputs
+  assert names == ('last_hidden_state', 'seq_relationship_logits')
+  assert len([*folder.compare(model, epath.Path(tmp_path))]) >= len(names)
+  session = folder.session(epath.Path(tmp_path) / 'onnx/model.onnx')
+  ids = np.array([[2, 7, 3]])
+  tokens = {'input_ids': ids, 'token_type_ids': ids * 0, 'attention_mask': ids * 0 + 1}
+  hidden, logits = session.run(names, tokens)
+  params = model.params['params']
+  pooled = np.tanh(hidden[:, 0] @ params['bert']['pooler']['kernel']
+                   + params['bert']['pooler']['bias'])
+  np.testing.assert_allclose(
+      logits, pooled @ params['nsp']['kernel'] + params['nsp']['bias'], atol=1e-5)
 
 
 @pytest.mark.medium

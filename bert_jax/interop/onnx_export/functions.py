@@ -99,16 +99,15 @@ def _run(model: Pretrained, tokens: Tokens) -> tuple[jax.Array, ...]:
   if 'rtd' in model.groups:
     head = ReplacedTokenHead(config)
     return (head.apply({'params': params['params']['rtd']}, hidden),)
-  if 'mlm' not in model.groups:
-    return (hidden,)
-  heads = BertForPreTraining(config)
-  logits = heads.apply(params, hidden, tokens.positions, method='mlm_logits')
-  logits = logits[..., :config.vocab_size]
+  heads, outputs = BertForPreTraining(config), (hidden,)
+  if 'mlm' in model.groups:
+    logits = heads.apply(params, hidden, tokens.positions, method='mlm_logits')
+    outputs = (logits[..., :config.vocab_size],)
   if isinstance(layout, SparseLayout):
-    return logits, _sparse_vectors(layout, logits, tokens)
+    return *outputs, _sparse_vectors(layout, outputs[0], tokens)
   if 'nsp' in model.groups:
-    return logits, heads.apply(params, hidden, first, method='nsp_logits')[:, 0]
-  return (logits,)
+    outputs += (heads.apply(params, hidden, first, method='nsp_logits')[:, 0],)
+  return outputs
 
 
 def _outputs(model: Pretrained) -> tuple[str, ...]:
@@ -121,9 +120,10 @@ def _outputs(model: Pretrained) -> tuple[str, ...]:
     return ('logits',)
   if isinstance(model.text_layout, SparseLayout):
     return 'logits', 'sentence_embedding'
-  if {'mlm', 'nsp'} <= set(model.groups):
-    return 'prediction_logits', 'seq_relationship_logits'
-  return ('logits',) if 'mlm' in model.groups else ('last_hidden_state',)
+  has_pairs = 'nsp' in model.groups
+  name = 'prediction_logits' if has_pairs else 'logits'
+  tokens = name if 'mlm' in model.groups else 'last_hidden_state'
+  return (tokens, 'seq_relationship_logits') if has_pairs else (tokens,)
 
 
 def has_tokens(model: Pretrained, output: str) -> bool:
