@@ -87,6 +87,8 @@ def _fine_tune(config: dict[str, Any], model_folder: str) -> tuple[float, float]
   optimizer, size = _optimizer(model, settings), config['batch_size']
   steps_of_epoch = len(train.labels) // size
   epochs = round(config['train_epochs'])
+  if epochs != config['train_epochs']:
+    raise SystemExit(f'train_epochs={config["train_epochs"]}: give whole epochs')
   schedule = transformers.get_linear_schedule_with_warmup(
       optimizer, round(settings.warmup_ratio * steps_of_epoch * epochs), steps_of_epoch * epochs)
   labels = torch.tensor(train.labels).float() if regression else torch.tensor(train.labels).long()

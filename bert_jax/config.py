@@ -111,9 +111,8 @@ def check_overrides(config: ConfigDict, arguments: list[str]):
   """Raises UserError for a --config.FIELD in `arguments` that `config` does not have."""
   fields = list(flat(config))
   for argument in arguments:
-    name = argument.lstrip('-').partition('=')[0]
-    name = name.removeprefix('noconfig.').removeprefix('config.')
-    if not argument.lstrip('-').startswith(('config.', 'noconfig.')) or name in fields:
+    name = argument.lstrip('-').partition('=')[0].removeprefix('no')
+    if not name.startswith('config.') or (name := name.removeprefix('config.')) in fields:
       continue
     require(not any(field.startswith(name + '.') for field in fields),
             f'--config.{name} is a group: give one of its fields, --config.{name}.FIELD')
@@ -144,16 +143,28 @@ def _likeness(name: str, field: str) -> tuple[float, float]:
   return ends, 0.2 * groups
 
 
-def check_values(config: ConfigDict):
-  """Raises UserError for a value that its field cannot have in any run."""
-  require_choice('task', config.task, TASKS)
+def check_names(config: ConfigDict):
+  """Raises UserError if a config has other fields than the configs of its task.
+
+  The group `model` has the fields of its architecture.
+  """
+  require_choice('task', config.get('task'), TASKS)
+  wrong = {name for name in fields(config.task).keys() ^ flat(config).keys()
+           if not name.startswith('model.')}
   # --config.task on the config of another task leaves fields of that task.
-  table = fields(config.task)
-  others = {name for name in table if name.startswith('data.')} ^ {
-      f'data.{name}' for name in config.data}
+  others = [name for name in wrong if name.startswith('data.')]
   require(not others,
           f'task={config.task} does not fit this config (only one of them has the field '
           f'{min(others, default="")}): give the --config of this task')
+  require(not wrong,
+          f'only one of this config and the configs of task={config.task} has the field '
+          f'{min(wrong, default="")}: start from bert_jax.config.pretraining or finetuning')
+
+
+def check_values(config: ConfigDict):
+  """Raises UserError for a value that its field cannot have in any run."""
+  check_names(config)
+  table = fields(config.task)
   for name, value in flat(config).items():
     if isinstance(value, float):
       require(math.isfinite(value), f'{name}={value} must be a finite number')
@@ -198,12 +209,13 @@ def check_effects(config: ConfigDict, given: Collection[str], job: Job | None = 
     job: the job of the run, to apply the rules that depend on the data; None = apply the
       other rules.
   """
-  architecture, table = config.model.architecture, fields(config.task)
+  architecture = config.model.architecture
+  own = architectures.ALL.get(architecture)
+  table = fields(config.task, own.config() if own else 'base')
   # The group `model` may have fields that only another architecture uses.
-  if architecture in architectures.ALL and not job:
-    known = {f.name for f in dataclasses.fields(architectures.ALL[architecture].config)}
+  if own and not job:
     for name in given:
-      require(not name.startswith('model.') or name.partition('.')[2] in known,
+      require(not name.startswith('model.') or name in table,
               f'--config.{name} has no effect here: model.architecture={architecture} '
               'has no such field')
   for name in given:

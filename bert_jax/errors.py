@@ -2,7 +2,7 @@
 
   0   done
   2   a user error: a retry never helps, and nothing was lost or overwritten
-  75  stopped by SIGTERM with everything saved: run the same command to resume
+  75  stopped by SIGTERM, a run with everything saved: run the same command again
   130 interrupted by Ctrl-C
   141 the reader of the output ended, as in `... | head`
   1   any other failure (a full disk, a dead host, a bug): worth a retry

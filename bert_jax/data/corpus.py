@@ -89,7 +89,7 @@ def find_files(pattern: str) -> list[str]:
   if storage.is_remote(pattern):
     root, _, rest = pattern.rpartition('/')
     storage.check('data.source', root)
-    require('*' not in root,
+    require('*' not in root and '**' not in rest,
             f'{pattern}: in a bucket only the name of a file may be a pattern')
     files = sorted(str(p) for p in epath.Path(root).glob(rest))
   else:
@@ -314,7 +314,7 @@ def _open_whole(settings: Settings, scratch: epath.Path) -> Source:
   stats = [storage.size_and_time(epath.Path(file)) for file in files]
 
   def read() -> Iterator[str]:
-    # The check is here: a run with finished records opens the source but never reads it.
+    # Not before: a run with finished records opens the source but never reads it.
     if settings.format == 'auto':
       check_plain(files, GIVE_FORMAT)
     for file in files:

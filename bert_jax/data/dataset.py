@@ -180,7 +180,7 @@ def _discard(folder: epath.Path):
   """Deletes a folder of a run that never began."""
   if folder.exists():
     # Renames it first: a killed process must not leave half a folder under this name.
-    old = folder.parent / f'{folder.name}.replaced'
+    old = storage.replaced(folder)
     shutil.rmtree(old, ignore_errors=True)
     folder.rename(old)
     shutil.rmtree(old)
@@ -242,8 +242,10 @@ def _open_mixture(corpora: Sequence[mixture.WeightedCorpus], data: ConfigDict,
     if not record_sources:
       _require_one_process(data.source, processes)
       _train_once([_settings(text, vocab_size) for text in texts], workdir, began)
-  groups = [config_fields.changed(group, {'vocab': vocab}) if group in texts else group
-            for group in groups]
+  # `check_vocabulary` compares the run's own copy of a model's vocabulary with records.
+  is_own = data.vocab == os.fspath(workdir / 'tokenizer')
+  groups = [config_fields.changed(group, {
+      'vocab': vocab if group in texts else '' if is_own else data.vocab}) for group in groups]
   opened = [
       _open_single(group, vocab_size, workdir / 'corpora' / str(i), processes, began)
       for i, group in enumerate(groups)]

@@ -53,6 +53,19 @@ def join(tokenizer: Tokenizer, first: Sequence[int],
   return Input(a + b, [0] * len(a) + [1] * len(b))
 
 
+def is_text(tokenizer: Tokenizer, row: Input) -> np.ndarray:
+  """[tokens] bool, False for the special tokens that `join` adds."""
+  # By position: a text may contain [SEP] itself.
+  end, start = len(row.ids), len(row.ids) - sum(row.type_ids)  # of the second text
+  one, two = tokenizer.around
+  before, between, after = (one[0], (), one[1]) if start == end else two
+  keep = np.ones(end, bool)
+  for first, special in ((0, before), (start - len(between), between),
+                         (end - len(after), after)):
+    keep[first:first + len(special)] = False
+  return keep
+
+
 def cut_pair(first: Sequence[int], second: Sequence[int],
              room: int) -> tuple[Sequence[int], Sequence[int]]:
   """Cuts a pair to `room` tokens: the longer text first, until both fill half the room.

@@ -27,8 +27,8 @@ class LateInputs:
   Attributes:
     expansion: one of EXPANSIONS.
     expanded: tokens of an expanded query; 0 = no expansion.
-    query_length: the most tokens of a query, unless it is expanded to a fixed length; None
-      = `longest`, an argument of `make`.
+    query_length: the most tokens of a query; None = the argument `longest` of `make`. A
+      fixed expansion ignores it.
     document_length: the most tokens of a document; None = `longest`.
     skipped: entries of the vocabulary that MaxSim leaves out.
     skipped_in: the roles of the texts in which MaxSim leaves out `skipped`.
@@ -68,8 +68,8 @@ class LateInputs:
     if least:
       inputs = [self._expanded(x, min(least, positions), tokenizer) for x in inputs]
     # Compares entries, not ids: an unknown word would skip every [UNK] of the text.
-    skipped = [i for i, entry in enumerate(tokenizer.vocab)
-               if role in self.skipped_in and entry in self.skipped]
+    entries = set(self.skipped) if role in self.skipped_in else set()
+    skipped = [i for i, entry in enumerate(tokenizer.vocab) if entry in entries]
     counts = []
     for ids in (np.array(x.ids) for x in inputs):
       counts.append(~np.isin(ids, skipped))

@@ -10,6 +10,7 @@ on the number of the row, so a run can start at any step.
 from collections.abc import Iterator, Sequence
 import dataclasses
 import hashlib
+import os
 import re
 from typing import NamedTuple
 
@@ -44,7 +45,8 @@ def parse(source: str) -> tuple[WeightedCorpus, ...]:
       is not positive.
   """
   matches = list(_PART.finditer(source))
-  if not matches:
+  # A single corpus may have = in its path, as in records/date=20240101.
+  if not matches or len(matches) == 1 and os.path.exists(source):
     return ()
   rest = source[matches[-1].end():]
   require(not rest,

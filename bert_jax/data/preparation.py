@@ -241,11 +241,19 @@ class _Preparation:
         shards = self._write_training(survey, encoder, ordered_map)
         self._finish(survey, encoder, heldout['documents'], shards, ordered_map)
     except UserError:
-      # Before the first shard, little work is lost. `_check_output` made sure that the
-      # folder holds nothing else.
+      # Before the first shard, little work is lost.
       if not (self.progress / 'shard-00000.json').exists():
-        shutil.rmtree(self.output, ignore_errors=True)
+        self._remove()
       raise
+
+  def _remove(self):
+    """Deletes what this preparation wrote. Files that a user has added stay."""
+    for folder in (self.progress, self.output / 'tokenizer'):
+      shutil.rmtree(folder, ignore_errors=True)
+    for path in (*storage.matching(self.output, '*.bin'), self.output / 'counts.npy'):
+      path.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # the folder is not empty
+      os.rmdir(self.output)
 
   def _survey(self) -> Survey:
     survey = survey_of(with_progress(self.source.read(), 'reading'),
@@ -274,7 +282,7 @@ class _Preparation:
                       ordered_map: _Map) -> list[dict[str, Any]]:
     """Writes the shards of the training text; returns the results of `write_shard`."""
     shards = [json.loads(path.read_text())
-              for path in sorted(self.progress.glob('shard-*.json'))]
+              for path in storage.matching(self.progress, 'shard-*.json')]
     training = (d for d in self.source.read() if not survey.is_held_out(d))
     # Documents keep their order, so a count is enough to skip the finished documents.
     training = itertools.islice(training, sum(shard['read'] for shard in shards), None)
@@ -308,7 +316,7 @@ class _Preparation:
     tokenizer = encoder.tokenizer
     counts = token_counts(shards, tokenizer.vocab_size)
     if not counts.any():
-      shutil.rmtree(self.output, ignore_errors=True)
+      self._remove()
     check_tokens(self.settings.source, counts)
     # The score on a sentence of the training text would measure memorization.
     sentences = list(itertools.chain.from_iterable(documents))

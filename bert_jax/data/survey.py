@@ -39,7 +39,8 @@ class Distinct:
     if value < self.below:
       self._hashes.append(value)
       if len(self._hashes) > self._capacity:
-        # The smaller half is an unbiased sample, and includes all that may be held out.
+        # The smaller half is an unbiased sample. It has every document that may be held
+        # out.
         self.below //= 2
         self._hashes = array.array('Q', (h for h in self._hashes if h < self.below))
 

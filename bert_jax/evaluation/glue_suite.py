@@ -52,7 +52,7 @@ class Recipe(NamedTuple):
   epochs: float = 3.0
   batch_size: int = 32
   max_len: int = 128
-  most: int = 0  # training examples of a task; 0 = all
+  most: int = 0  # the most training examples of a task; 0 = all
 
 
 def _file(folder: epath.Path, name: str) -> epath.Path:
@@ -92,7 +92,7 @@ def find_tasks(data: str, most: int = 0) -> dict[str, Files]:
 
   Args:
     data: a folder in GLUE's layout (SST-2/train.tsv, SST-2/dev.tsv, ...), or tfds:glue.
-    most: training examples of a task; 0 = all.
+    most: the most training examples of a task; 0 = all.
 
   Raises:
     UserError: a task lacks a file, `data` has no task, or `most` is set with tfds:glue.
@@ -145,7 +145,8 @@ def _begin(model: Pretrained, data: str, sources: Mapping[str, Files], folder: e
           f'{folder} holds the runs of another model, recipe or folder of tasks: use '
           'another --output')
   for task in files.keys() & files_before.keys():
-    began = any(folder.glob(f'{task}-*/*/run.json'))
+    began = any((run / 'run.json').exists() for rates in storage.matching(folder, f'{task}-*')
+                if rates.is_dir() for run in rates.iterdir())
     require(not began or files[task] == files_before[task],
             f'{folder} holds scores of {task} from before its files in {data} changed: use '
             'another --output')

@@ -48,6 +48,7 @@ def _batches(bert: Bert, pieces: list[list[int]], length: int, rate: float,
   token becomes [MASK].
   """
   rng, rows = np.random.default_rng(seed), _rows(length)
+  before = len(bert.tokenizer.around.one[0])
   slots = max(1, math.ceil(rate * length))
   for first in range(0, len(pieces), rows):
     window = pieces[first:first + rows]
@@ -55,11 +56,11 @@ def _batches(bert: Bert, pieces: list[list[int]], length: int, rate: float,
     placed = inputs_lib.one_per_row(joined, bert.tokenizer.pad_id, rows=rows, length=length)
     positions, is_real = np.zeros((2, rows, slots), np.int32)
     for row, piece in enumerate(window):
-      # 1 + skips [CLS], which needs no prediction.
-      chosen = 1 + rng.permutation(len(piece))[:max(1, round(rate * len(piece)))]
+      # The special tokens before the text need no prediction.
+      chosen = before + rng.permutation(len(piece))[:max(1, round(rate * len(piece)))]
       positions[row, :len(chosen)] = np.sort(chosen)
       is_real[row, :len(chosen)] = 1
-    # Empty slots have position 0 and keep their token.
+    # An empty slot points at position 0, whose token stays.
     targets = np.take_along_axis(placed.tokens.ids, positions, axis=1)
     masked = np.where(is_real, bert.tokenizer.mask_id, targets)
     np.put_along_axis(placed.tokens.ids, positions, masked, axis=1)

@@ -1,7 +1,8 @@
 """Quantizes a model in ONNX to int8, and measures the loss of accuracy or of the cosine.
 
-The weights of matrix products become int8, with a scale for each output. The inputs of
-these products are quantized while the model runs (Jacob et al. 2018, arXiv:1712.05877;
+The weights of matrix products become int8, with a scale for each output, and the token
+table gets 8 bits with one scale. The output layer of a masked LM stays float32. The inputs
+of products are quantized while the model runs (Jacob et al. 2018, arXiv:1712.05877;
 onnxruntime's dynamic quantization). The table compares both files on the same texts.
 """
 
@@ -111,7 +112,7 @@ def quantize(model: Pretrained, texts: Texts, directory: epath.Path,
 
   Args:
     model: the source of the folder, from `folder.exported`.
-    texts: of this model.
+    texts: the texts to compare on, read for this model.
     directory: a folder of `folder.save`.
     most_lost: the largest allowed loss of accuracy, or of the mean cosine of the output
       that loses most; None = MOST_LOST.
@@ -133,7 +134,7 @@ def quantize(model: Pretrained, texts: Texts, directory: epath.Path,
   finally:
     logging.disable(earlier)
   names = functions.function(model).outputs
-  # The vector of a text is the answer of its model. In other models each output counts.
+  # An embedder answers with the vector of a text. Every output of other models counts.
   if 'sentence_embedding' in names:
     names = ('sentence_embedding',)
   runs = {name: [_run(path, texts, name, functions.has_tokens(model, name))

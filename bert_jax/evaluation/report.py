@@ -65,7 +65,10 @@ def _picture(report: Report) -> bytes:
   shown = [row for row in report.rows if row[column] is not None]
   picture = figure.Figure(figsize=(7, 0.8 + 0.28 * len(shown)), layout='constrained')
   axis = picture.subplots()
-  bars = axis.barh([str(row[0]) for row in shown], [row[column] for row in shown])
+  places = range(len(shown))
+  bars = axis.barh(places, [row[column] for row in shown])
+  # A name may contain $, which matplotlib would parse as math.
+  axis.set_yticks(places, [str(row[0]) for row in shown], parse_math=False)
   axis.bar_label(bars, [_cell(row[column]) for row in shown], padding=3)
   axis.invert_yaxis()
   axis.set(xlabel=report.bars)

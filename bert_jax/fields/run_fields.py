@@ -38,6 +38,12 @@ def without_segments(config: ConfigDict) -> str:
   return f'model.architecture={name} has no segments'
 
 
+def without_convolution(config: ConfigDict) -> str:
+  """The activation of DeBERTa's convolution has no effect without a convolution."""
+  is_off = config.model.get('conv_kernel_size', 1) == 0
+  return 'model.conv_kernel_size=0 leaves out the convolution' if is_off else ''
+
+
 def nothing_begins_at_random(config: ConfigDict, job) -> str:
   """The initializer range has no effect if every array comes from another model."""
   whole = job.start and not config.get('reinit_layers') and lora.starts_whole(
@@ -131,6 +137,7 @@ MODEL = {
     'remat': _ROUNDING,
     'scan_unroll': _ROUNDING,
     'type_vocab_size': Field(None, unused=(without_segments,)),
+    'conv_act': Field(None, unused=(without_convolution,)),
     'initializer_range': Field(None, unused_by_data=(nothing_begins_at_random,))
 }
 

@@ -25,6 +25,7 @@ from bert_jax.tasks import late_interaction, reranking
 DTYPES = ('float32', 'bfloat16', 'auto')  # of matrix products
 # Tokens scored at once; each makes a masked copy of its text.
 _SCORED_AT_ONCE = 4096
+_FILLED_AT_ONCE = 1024  # masks; each has logits of the whole vocabulary
 
 
 class Encoded(NamedTuple):
@@ -177,7 +178,7 @@ class Bert(LoadedModel):
     # If pooling skips the prompt, it skips [CLS] too.
     is_hidden = prompt and not self.dense.include_prompt
     ids, = self._ids(self.dense.prepared([('',)], prompt))[0]
-    hidden = 1 + len(ids) if is_hidden else 0
+    hidden = len(self.tokenizer.around.one[0]) + len(ids) if is_hidden else 0
     # Only the first chunk of a long text begins with the prompt.
     return np.array([min(hidden, len(row.ids) - 1) * is_first
                      for row, is_first in zip(rows, np.diff(owners, prepend=-1))], np.int32)
@@ -187,21 +188,9 @@ class Bert(LoadedModel):
     """Returns the [n, D * layers] hidden states of each text, without special tokens."""
     rows, _ = self._rows(self.dense.prepared(self._strings(texts), ''), 'head', max_len)
     function = functools.partial(forward.hidden_states, self.config, layers=layers)
+    keeps = [inputs_lib.is_text(self.tokenizer, row) for row in rows]
     return [unit(hidden[keep]) if normalize else hidden[keep]
-            for hidden, keep in zip(self.per_token(rows, function),
-                                    map(self._of_text, rows))]
-
-  def _of_text(self, row: inputs_lib.Input) -> np.ndarray:
-    """[tokens] bool, False for the special tokens around the text or pair of an input."""
-    # By position: a text may contain [SEP] itself.
-    end, start = len(row.ids), len(row.ids) - sum(row.type_ids)  # of the second text
-    around = self.tokenizer.around
-    before, between, after = (*around.one[:1], (), around.one[1]) if start == end else around.two
-    keep = np.ones(end, bool)
-    for first, special in ((0, before), (start - len(between), between),
-                           (end - len(after), after)):
-      keep[first:first + len(special)] = False
-    return keep
+            for hidden, keep in zip(self.per_token(rows, function), keeps)]
 
   def rank(self, query: str, documents: Sequence[str]) -> list[dict[str, Any]]:
     """Orders documents by the scores of this cross-encoder, best first.
@@ -209,7 +198,9 @@ class Bert(LoadedModel):
     Returns:
       [{'document': its index, 'score'}]; the scores equal CrossEncoder.predict.
     """
-    require(not isinstance(documents, str), 'give a list of documents, not a string')
+    check_list(documents)
+    documents = list(documents)
+    self._strings([(query, document) for document in documents])
     return reranking.rank(self, [(query, documents)])[0]['ranking']
 
   def search(self, queries: Sequence[str], documents: Sequence[str],
@@ -228,6 +219,7 @@ class Bert(LoadedModel):
     check_list(documents)
     require(top_k >= 1, f'top_k={top_k} must be at least 1')
     if isinstance(self.model.text_layout, LateLayout):
+      queries, documents = (self._single(texts) for texts in (queries, documents))
       scores = late_interaction.max_sims(*(
           late_interaction.vectors(self, texts, role)
           for texts, role in ((queries, QUERY), (documents, DOCUMENT))))
@@ -267,7 +259,7 @@ class Bert(LoadedModel):
     text = list(text)
     if not text:
       return []
-    # A text with n masks makes n equal rows: a slot of a batch has one position.
+    # A batch reads one position of each input, so n masks make n equal inputs.
     mask, rows, owners, positions = self.tokenizer.mask_id, [], [], []
     for i, (one, *pair) in enumerate(self._strings(text)):
       require(not pair, f'text {i + 1} is a pair: fill the masks of single texts')
@@ -277,18 +269,23 @@ class Bert(LoadedModel):
       rows += [row] * len(masked)
       owners += [i] * len(masked)
       positions += masked
-    logits = self.per_text(rows, functools.partial(forward.mlm_logits, self.config),
-                           np.array(positions))
     results: list[list] = [[] for _ in text]
-    for i, position, row in zip(owners, positions, logits[:, :self.config.vocab_size]):
-      # In float64: small probabilities lose their digits in float32.
-      surprisal = np.logaddexp.reduce(row.astype(np.float64)) - row
-      best = np.argsort(surprisal, kind='stable')[:top_k]
-      candidates = [{'token': token, 'probability': float(np.exp(-surprisal[j])),
-                     'logit': float(row[j]), 'surprisal': float(surprisal[j])}
-                    for j, token in zip(best, self.tokenizer.tokens(best))]
-      results[i].append({'position': position, 'candidates': candidates})
+    for first in range(0, len(rows), _FILLED_AT_ONCE):
+      part = slice(first, first + _FILLED_AT_ONCE)
+      logits = self.per_text(rows[part], functools.partial(forward.mlm_logits, self.config),
+                             np.array(positions[part]))[:, :self.config.vocab_size]
+      for i, position, row in zip(owners[part], positions[part], logits):
+        results[i].append({'position': position, 'candidates': self._likeliest(row, top_k)})
     return results
+
+  def _likeliest(self, logits: np.ndarray, top_k: int) -> list[dict[str, Any]]:
+    """Returns the candidates of one mask, whose logits are [V]."""
+    # In float64: small probabilities lose their digits in float32.
+    surprisal = np.logaddexp.reduce(logits.astype(np.float64)) - logits
+    best = np.argsort(surprisal, kind='stable')[:top_k]
+    return [{'token': token, 'probability': float(np.exp(-surprisal[j])),
+             'logit': float(logits[j]), 'surprisal': float(surprisal[j])}
+            for j, token in zip(best, self.tokenizer.tokens(best))]
 
   def next_sentence(self, pairs: Sequence[tuple[str, str]]) -> list[float]:
     """Returns the probability that the second text of each pair follows the first."""
@@ -363,7 +360,7 @@ class Bert(LoadedModel):
         masked = ids[start:start + room]
         masked[i - start] = self.tokenizer.mask_id
         rows.append(inputs_lib.join(self.tokenizer, masked))
-        positions.append(1 + i - start)
+        positions.append(len(self.tokenizer.around.one[0]) + i - start)
         targets.append(ids[i])
       surprisals += self.per_text(rows, run, np.array(positions),
                                   np.array(targets)).tolist()
@@ -379,7 +376,10 @@ def load(directory: str, step: int | None = None, allow_older: bool = False,
   model = load_lib.load(directory, step, allow_older)
   if dtype == 'auto':
     dtype = platforms.fast_dtype(jax.default_backend())
-  config = dataclasses.replace(model.config, dtype=dtype or model.config.dtype)
+  # The kernel of a training run may refuse other rows, another dtype or another device.
+  attention = 'xla' if model.config.attention == 'xla' else 'auto'
+  config = dataclasses.replace(
+      model.config, dtype=dtype or model.config.dtype, attention=attention)
   bert = Bert(dataclasses.replace(model, config=config))
   bert.name = str(directory)
   return bert

@@ -78,6 +78,12 @@ class LoadedModel:
               f'text {i + 1} is neither a string nor a pair of strings')
     return strings
 
+  def _single(self, texts: Sequence[str]) -> list[str]:
+    """Returns the texts; raises UserError for anything but strings."""
+    strings = self._strings(texts)
+    require(all(len(text) == 1 for text in strings), 'give single texts, not pairs')
+    return [text for text, in strings]
+
   def _ids(self, texts: Sequence[Text]) -> list[tuple[list[int], ...]]:
     return inputs_lib.encode(self._strings(texts), self.tokenizer)
 

@@ -34,7 +34,7 @@ def _positives(pairs: Sequence[tuple[str, str]],
   numbers: dict[str, set[int]] = {}
   for query, positive in pairs:
     numbers.setdefault(query, set()).update(places[positive])
-  absent = sum(not numbers[query] for query, _ in pairs)
+  absent = sum(not places[positive] for _, positive in pairs)
   if absent:
     console.print_summary([
         ('note', f'{absent:,} of {len(pairs):,} pairs have a positive that is not in the '
@@ -46,7 +46,7 @@ def _negatives(candidates: Sequence[Sequence[int]], texts: beir.Texts,
                count: int) -> list[list[int]]:
   """Returns the first `count` different texts of each line, by their indices.
 
-  Every line needs the same columns, so a line with fewer texts has none.
+  All lines have the same columns, so a line with fewer texts is left out.
   """
   needed = {i for indices in candidates for i in indices}
   index_of: dict[str, int] = {}

@@ -18,7 +18,7 @@ from bert_jax.parallel import mesh as mesh_lib
 
 _BLOCK = 32768  # vectors scored at once
 _QUERIES = 1024  # queries scored at once: their scores of a block take 128 MiB
-_GROUP = 32  # neighboring vectors, compared first by their best score
+_GROUP = 32  # vectors in a group; the search compares the best scores of groups first
 
 
 Restore = Callable[[np.ndarray], np.ndarray]  # stored vectors -> [n, D] float32

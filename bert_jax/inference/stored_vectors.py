@@ -63,7 +63,7 @@ def write(bert: Bert, texts: Iterable[str], count: int, digest: str, path: epath
   done = before.pop('done', 0)
   done = done if before == job else 0  # another job starts over
   if not done:
-    # Before the vectors: the file marks them as ours.
+    # Write the job file first: it marks the vectors as ours.
     storage.write_whole(job_file, json.dumps({**job, 'done': 0}))
     np.lib.format.open_memmap(path, 'w+', np.float32, (count, width))
   remaining = itertools.islice(texts, done, None)

@@ -51,7 +51,9 @@ _WRITTEN = (
 def _write(model: Pretrained, directory: epath.Path, to: str, opset: int | None = None):
   """Writes the model, reads it back and compares; raises UserError if the two differ."""
   if to in ('sentence_transformers', 'onnx'):
-    model = FORMATS[to].exported(model)
+    whole, model = model, FORMATS[to].exported(model)
+    if lost := [name for name in whole.groups if name not in model.groups]:
+      print_summary([('left out', f'{", ".join(lost)}: an embedder does not use it')])
   if to != 'stablehlo':  # StableHLO files hold no head, so labels do not matter
     task_kind.check_labels(model.labels, model.facts.get('source', 'this model'))
   FORMATS[to].save(model, directory, **({'opset': opset} if opset is not None else {}))

@@ -15,7 +15,7 @@ from bert_jax.runtime import console
 
 KIND = 'CrossEncoder'  # the model_type in SETTINGS
 SIGMOID = 'torch.nn.modules.activation.Sigmoid'
-# For a name without this prefix, sentence-transformers uses its default.
+# sentence-transformers replaces a function without this prefix by its default.
 _TRUSTED = 'torch.'
 _FUNCTIONS = {
     'Identity': np.asarray,

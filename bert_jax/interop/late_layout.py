@@ -190,9 +190,12 @@ def read(directory: epath.Path, modules: Sequence[tuple[str, str]], width: int,
   skipped = mask.get('skiplist_words', settings.get('skiplist_words'))
   if skipped is None:
     skipped = PUNCTUATION if is_pylate else ()
+  # As in sentence-transformers: null means documents, and a string is a single role.
+  roles = mask.get('skiplist_tasks')
+  roles = DOCUMENT if roles is None else roles
   inputs = LateInputs(
       document_length=limits.get('document_length') or settings.get('document_length'),
-      skipped=tuple(skipped), skipped_in=tuple(mask.get('skiplist_tasks') or (DOCUMENT,)),
+      skipped=tuple(skipped), skipped_in=(roles,) if isinstance(roles, str) else tuple(roles),
       only=tuple(mask.get('keep_only_token_ids') or ()),
       **_expansion(settings, limits, path))
   return LateLayout(

@@ -85,8 +85,8 @@ def _shapes(kind: str, config: Mapping[str, Any],
   return {'norm.weight': (width,), 'norm.bias': (width,)} if kind == 'LayerNorm' else {}
 
 
-# The modules that may follow each module. After a module that is not listed here, a module
-# of _RUN may follow, or the last of `late_layout.MODULES`.
+# Which modules may follow a module. After any other module, only a module of _RUN or a
+# MultiVectorMask may follow.
 _FOLLOWERS = {'Transformer': ('Pooling', sparse_layout.MODULE, *late_layout.MODULES),
               _MLM: (sparse_layout.MODULE,),
               sparse_layout.MODULE: ()}
@@ -188,7 +188,7 @@ def listed(directory: epath.Path) -> list[Listed]:
     require(package in (text_layout.PACKAGE, late_layout.PYLATE) and name in known,
             f'{path}: the module {kind} is unknown in place {place}: expected '
             f'{" or ".join(known) or "no module"}')
-    require(epath.Path(folder).name == folder,
+    require(epath.Path(folder).name == folder != '..',
             f'{path} names {folder!r}, which is not a folder directly inside the model')
     modules.append(Listed(name, folder))
     known = _FOLLOWERS.get(name, (*_RUN, late_layout.MODULES[-1]))

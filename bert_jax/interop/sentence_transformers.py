@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 import dataclasses
-import importlib.util
 from typing import NamedTuple
 
 from etils import epath
@@ -161,7 +160,8 @@ def _late_vectors(model: Pretrained, texts: list[str], role: str) -> np.ndarray:
   batch, starts = _one_in_a_row(inputs, model.tokenizer.pad_id)
   head = late_interaction.BertForLateInteraction(config, len(model.labels),
                                                  layout.normalizes)
-  vectors = np.asarray(jax.jit(head.apply)(model.params, batch, starts))
+  with verify.PRECISELY():
+    vectors = np.asarray(jax.jit(head.apply)(model.params, batch, starts))
   return np.concatenate([x[:len(keep)][keep] for x, keep in zip(vectors, counts)])
 
 
@@ -185,7 +185,8 @@ def _vectors(model: Pretrained, texts: list[tuple[str, ...]]) -> np.ndarray:
         pooling.pool(hidden, batch.text_ids, batch.positions, starts, how)[:, 0]
         for how in layout.pooling], axis=-1)
 
-  return layout.finished(np.asarray(jax.jit(run)(model.params)))
+  with verify.PRECISELY():
+    return layout.finished(np.asarray(jax.jit(run)(model.params)))
 
 
 def compare(model: Pretrained, directory: epath.Path) -> Iterator[tuple[str, str]]:
@@ -197,8 +198,8 @@ def compare(model: Pretrained, directory: epath.Path) -> Iterator[tuple[str, str
   Raises:
     UserError: the outputs differ.
   """
-  if not importlib.util.find_spec('sentence_transformers'):
-    yield 'note', 'not compared with sentence-transformers: it is not installed'
+  if obstacle := verify.missing('sentence-transformers'):
+    yield 'note', f'not compared with sentence-transformers: {obstacle}'
     return
   import sentence_transformers  # only here: everything else works without it
 

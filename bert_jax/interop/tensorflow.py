@@ -47,7 +47,7 @@ def load(directory: epath.Path) -> Pretrained:
                     'tensorflow-cpu') from e
   path = directory / 'bert_config.json'
   config = huggingface.config_from(storage.read_json(path), path)
-  indices = sorted(directory.glob('*.index'))
+  indices = storage.matching(directory, '*.index')
   require(len(indices) == 1,
           f'{directory} contains {len(indices)} TensorFlow checkpoints (*.index), not '
           'one')

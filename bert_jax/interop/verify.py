@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator
 import dataclasses
+import functools
+import importlib.metadata
 import importlib.util
 from typing import Any
 
@@ -26,6 +28,10 @@ _LOGITS = {'mlm': ('prediction_logits', 'logits'),
 # The largest difference between outputs. The arithmetic is the same, but the order of
 # additions may differ.
 TOLERANCE = 2e-5
+# A TPU and a GPU round the factors of float32 products, unlike PyTorch and onnxruntime.
+PRECISELY = functools.partial(jax.default_matmul_precision, 'highest')
+# The versions whose classes take the arguments that the comparison gives.
+_OLDEST = {'torch': 2, 'transformers': 5, 'sentence-transformers': 6}
 
 
 def sample(model: Pretrained, rows: int = 3, length: int = 24) -> Tokens:
@@ -66,7 +72,8 @@ def _outputs(model: Pretrained) -> dict[str, np.ndarray]:
           {'params': params['params']['rtd']}, hidden)[is_real]
     return results
 
-  return jax.tree.map(np.asarray, jax.jit(run)(model.params))
+  with PRECISELY():
+    return jax.tree.map(np.asarray, jax.jit(run)(model.params))
 
 
 def _transformers_outputs(directory: epath.Path,
@@ -121,6 +128,18 @@ def compare_outputs(ours: dict[str, np.ndarray], theirs: dict[str, np.ndarray],
     yield name, f'differ from {source} by at most {worst:.2g}'
 
 
+def missing(*packages: str) -> str:
+  """Why outputs cannot be compared with packages; '' if they can."""
+  absent = [name for name in packages
+            if not importlib.util.find_spec(name.replace('-', '_'))]
+  if absent:
+    return f'{" and ".join(absent)} {"is" if len(absent) == 1 else "are"} not installed'
+  versions = {name: importlib.metadata.version(name) for name in packages}
+  return next((f'{name} {version} is older than {_OLDEST[name]}'
+               for name, version in versions.items()
+               if int(version.split('.')[0]) < _OLDEST[name]), '')
+
+
 def _tensors(model: Pretrained) -> dict[str, np.ndarray]:
   """Returns all tensors by name, even of a head for which transformers has no names."""
   params = jax.device_get(model.params)
@@ -155,6 +174,20 @@ def _fact(model: Pretrained, name: str, default: Any) -> Any:
   return min(value, question_answering.WINDOW) if cuts else value
 
 
+def compare_facts(a: Pretrained, b: Pretrained) -> Iterator[tuple[str, str]]:
+  """Yields a note for each fact of a run that changes the answers of one model only."""
+  # With the values of a model without these facts.
+  facts = {'max_len': a.config.max_positions, 'long': 'head'}
+  if a.task == 'question_answering':
+    facts |= {'doc_stride': 128, 'n_best': 20, 'max_answer_len': 30,
+              'null_threshold': None}
+  for name, default in facts.items():
+    ours, theirs = (_fact(m, name, default) for m in (a, b))
+    if a.task and ours != theirs:
+      yield 'note', (f'{name} is {ours} in one model and {theirs} in the other: answers may '
+                     'differ')
+
+
 def compare(a: Pretrained, b: Pretrained,
             directory: epath.Path) -> Iterator[tuple[str, str]]:
   """Compares model `a` with `b`, which was read from `directory`.
@@ -173,16 +206,7 @@ def compare(a: Pretrained, b: Pretrained,
             f'{field.name} is {ours} in one model and {theirs} in the other')
   require((a.task, a.labels, a.problem) == (b.task, b.labels, b.problem),
           f'one model is for {_of_task(a)}, the other for {_of_task(b)}')
-  # The facts of a run that its answers depend on, with the values of a model without them.
-  facts = {'max_len': a.config.max_positions, 'long': 'head'}
-  if a.task == 'question_answering':
-    facts |= {'doc_stride': 128, 'n_best': 20, 'max_answer_len': 30,
-              'null_threshold': None}
-  for name, default in facts.items():
-    ours, theirs = (_fact(m, name, default) for m in (a, b))
-    if a.task and ours != theirs:
-      yield 'note', (f'{name} is {ours} in one model and {theirs} in the other: answers may '
-                     'differ')
+  yield from compare_facts(a, b)
   width = a.config.hidden_size
   require(not a.text_layout or not b.text_layout
           or a.text_layout.files(width) == b.text_layout.files(width),
@@ -196,7 +220,7 @@ def compare(a: Pretrained, b: Pretrained,
   yield from compare_outputs(outputs, _outputs(b), 'the source')
   yield from tokenizer_checks.compare(a.tokenizer, b.tokenizer, directory)
   if (directory / 'config.json').exists():
-    if importlib.util.find_spec('torch') and importlib.util.find_spec('transformers'):
-      yield from compare_outputs(outputs, _transformers_outputs(directory, a), 'PyTorch')
+    if obstacle := missing('torch', 'transformers'):
+      yield 'note', f'not compared with PyTorch: {obstacle}'
     else:
-      yield 'note', 'not compared with PyTorch: torch and transformers are not installed'
+      yield from compare_outputs(outputs, _transformers_outputs(directory, a), 'PyTorch')

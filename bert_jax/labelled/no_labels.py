@@ -65,7 +65,7 @@ def reason_in_row(text: str, label: str, counts: Mapping[str, int],
       columns[1] and (has_name or is_label_name(label))
       and plain(text) in {text_name, *TEXT_NAMES}):
     return 'is the name of a column, as in a repeated header'
-  # Checks only labels of a single row, because texts may equal labels in a sound file.
+  # Checks only labels that occur once: in a sound file, a text may equal a label.
   if is_single and text != label and counts.get(text, 0) > 1:
     return (f'is next to the text {text!r}, which is a label in other rows, as if the '
             'columns were swapped')

@@ -22,7 +22,7 @@ from bert_jax.data.tokens import Tokens
 
 _LENGTH_MULTIPLE = 64  # L is a multiple of this
 _MOST_SLOTS = 16  # the most inputs in a row (P)
-# One size is compiled for each share, and suffices for this share of an epoch's steps.
+# For each share, JAX compiles one number of rows, enough for that share of the steps.
 _SHARES = (0.5, 0.9, 1.0)
 
 

@@ -33,7 +33,7 @@ class Kernel(NamedTuple):
   drops: bool = False  # computes attention dropout
   has_windows: bool = False  # computes local attention
   has_causal: bool = False  # computes causal rows
-  slow_on: tuple[str, ...] = ()  # where Pallas interprets it, for tests; never for `auto`
+  slow_on: tuple[str, ...] = ()  # where Pallas interprets it: slow, for tests
   # The shortest row for `auto`. In shorter rows XLA is as fast and its weights are small.
   shortest: int = 0
 
@@ -101,7 +101,16 @@ def splash(heads: Heads, text_ids: jax.Array, dropout: Dropout) -> jax.Array:
 
 
 def _cudnn_obstacle(config: BertConfig, length: int, heads: int) -> str:
-  return 'dtype=float32 (bfloat16 allows cudnn)' if config.dtype == 'float32' else ''
+  if config.dtype == 'float32':
+    return 'dtype=float32 (bfloat16 allows cudnn)'
+  capability = platforms.compute_capability()
+  if platforms.is_amd() or capability < platforms.OF_BFLOAT16:
+    return 'cudnn needs an NVIDIA GPU that multiplies bfloat16'
+  # JAX raises NotImplementedError for these sizes.
+  widest = 256 if capability >= 9 else 128
+  if config.head_size % 8 or config.head_size > widest:
+    return f'heads of {config.head_size} are not a multiple of 8, at most {widest}'
+  return f'rows of {length} tokens are odd' if length % 2 else ''
 
 
 def cudnn(heads: Heads, text_ids: jax.Array, dropout: Dropout) -> jax.Array:

@@ -58,7 +58,8 @@ class BertConfig:
   # attention_dropout=0. auto = the best for the device and the row length. With xla,
   # norms and GELU use no kernel either.
   attention: str = 'auto'
-  # The backward pass recomputes nothing (none), all but the matmuls (dots) or all (full).
+  # The backward pass recomputes nothing (none), everything (full), or everything but the
+  # products with parameters (dots).
   remat: str = 'none'
   # Layers in each step of the scan; num_layers = no loop. A run replaces 0: on a GPU by
   # num_layers if the run takes over five minutes, on a CPU or TPU by 12 in fine-tuning,

@@ -95,7 +95,7 @@ def _load(ref, shape: Shape, start, size: int, columns=None, other=0) -> jax.Arr
 
 
 def _store(ref, shape: Shape, start, x: jax.Array, *index):
-  """Stores tokens of `ref[:, *index]`, except past the end of the row."""
+  """Stores tokens into `ref[:, *index]`; drops tokens past the end of the row."""
   index = index or [slice(None)] * (x.ndim - 1)
   index = (pl.ds(start, x.shape[0]), *index)
   x = x.astype(ref.dtype)

@@ -80,8 +80,7 @@ class BertForPreTraining(nn.Module):
                deterministic: bool = True) -> tuple[jax.Array, jax.Array | None]:
     """Returns (MLM logits [B, M, padded V], NSP logits [B, P, 2]), both float32.
 
-    Without `starts`, the model has neither NSP head nor pooler (RoBERTa), and the
-    NSP logits are None.
+    Without `starts`, the model has no NSP head (RoBERTa), and the NSP logits are None.
     """
     hidden = self.bert.encode(tokens, deterministic=deterministic)
     nsp_logits = None if starts is None else self.nsp_logits(hidden, starts)

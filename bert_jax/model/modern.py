@@ -39,7 +39,7 @@ class ModernConfig(BertConfig):
   layer_norm_eps: float = 1e-5
   # The first layer and every `global_every`-th after it are global: they see whole texts.
   global_every: int = 3
-  local_window: int = 128  # tokens that a local layer sees, half of them on either side
+  local_window: int = 128  # a local layer sees half of it on either side of a token
   global_theta: float = 160_000.0  # base of the rotary angles in global layers
   local_theta: float = 10_000.0  # base of the rotary angles in local layers
   classifier_pooling: str = 'cls'  # input of heads on texts: cls (first token) or mean

@@ -174,7 +174,8 @@ def _budgets(key: jax.Array, n: jax.Array, rate: jax.Array, most: int) -> jax.Ar
   """
   budgets = jnp.where(n > 0, jnp.maximum(1, jnp.round(rate * n).astype(jnp.int32)), 0)
   total = jnp.maximum(jnp.sum(budgets), 1)
-  # One random shift for all groups: the budgets sum to `most` exactly, without bias.
+  # All groups share one random shift: the budgets sum to exactly `most`, and no group is
+  # favored.
   shift = jax.random.randint(key, (), 0, total)
   up_to = (jnp.cumsum(budgets) * most + shift) // total  # budgets summed up to each group
   return jnp.where(total > most, jnp.diff(up_to, prepend=0), budgets)

@@ -80,7 +80,7 @@ def cut_long(unit_start: jax.Array, word_start: jax.Array,
 
 def draw_whole(key: jax.Array, start: jax.Array, size: jax.Array, n: jax.Array,
                budget: jax.Array, most: int) -> jax.Array:
-  """Draws whole units with equal probability from n tokens, whose units are shuffled.
+  """Draws whole units from n tokens in shuffled units; each unit is equally likely.
 
   The tokens form a circle. A window of `budget` tokens begins at a random token. Units
   that start in it are drawn: each has probability budget / n, whatever its size. Units

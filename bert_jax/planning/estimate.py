@@ -32,7 +32,7 @@ class Estimate(NamedTuple):
   # Memory of the training and of the evaluation step; None = does not fit.
   memory: dict[str, int] | None
   eval_memory: dict[str, int] | None
-  missing: float  # bytes that the larger step lacks; 0 = both fit
+  missing: float  # bytes that a device lacks for the larger of the two steps; 0 = both fit
   compile_seconds: tuple[float, float]  # of the training and the evaluation step
   flops: float  # of a step on each device; at least its share of `model_flops`
   counted_flops: float  # the FLOPs that the compiler counts

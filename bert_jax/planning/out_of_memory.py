@@ -35,8 +35,10 @@ def explain(config: ConfigDict, given: Mapping[str, Any] = {}) -> str:
   config = config_fields.changed(config, config_lib.dtype_on(config, mesh))
   phase = max(config_lib.phases_of(config),
               key=lambda phase: phase.batch_size * phase.max_len)
-  # As in the run, which unrolls its layers on a GPU if it takes long.
-  duration = 60 * config.train_minutes or unrolling.seconds(
+  # As in the run, which unrolls its layers on a GPU if it takes long. Epochs usually do,
+  # and their number of steps is not known here.
+  duration = float('inf') if config.train_epochs else 60 * config.train_minutes
+  duration = duration or unrolling.seconds(
       programs.pretraining(config, phase).task, config_lib.phases_of(config), mesh)
   config = config_fields.changed(config, unrolling.fields(config, mesh, duration))
   limit = chip_figures.memory_limit(mesh.devices.flat[0])

@@ -43,7 +43,7 @@ def _remedy(schedule: Sequence[Change]) -> str:
   """The flags that restore the schedule of a run."""
   values = {x.name: x.before for x in schedule}
   if values.get('train_minutes'):
-    values.pop('train_steps', None)  # measured: a run has one length
+    values.pop('train_steps', None)  # train_minutes is the length; the steps follow from it
   if 'phases' in values:
     values['phases'] = f"'{tuple(map(tuple, values['phases']))}'"
   return ' '.join(f'--config.{name}={value}' for name, value in values.items())

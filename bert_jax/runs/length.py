@@ -21,7 +21,7 @@ def one_length(config: ConfigDict, given: Mapping[str, Any]) -> Resolved:
   typed = [name for name in config_lib.LENGTHS if name in given and config[name] > 0]
   of_file = [name for name in config_lib.LENGTHS
              if name not in given and config[name] > 0]
-  # Two lengths on the command line fail in a later check, with its own message.
+  # A later check refuses two lengths on the command line.
   if typed:
     return {name: type(config[name])() for name in of_file}, [
         f'{typed[0]}={config[typed[0]]:,} instead of {name}={config[name]:,}'

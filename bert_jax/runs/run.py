@@ -40,7 +40,7 @@ from bert_jax.training import state as state_lib
 from bert_jax.training.job import Job
 
 _SHARED_SECONDS = 10
-# Files that a run writes after its run.json, or never.
+# Without a run.json, these files belong to another program or to a model.
 _FOREIGN = ('metrics.jsonl', 'config.json', 'bert.json', 'modules.json',
             'bert_config.json')
 _PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint')
@@ -121,6 +121,7 @@ def _require_shared(workdir: epath.Path):
   missing = [i for i, lacks in enumerate(processes.gathered(not is_shared)) if lacks]
   if not jax.process_index():
     token.unlink()
+  processes.barrier()  # the others would list the token as a file of the run
   require(not missing,
           f'--workdir={workdir} is another folder on the host of process '
           f'{", ".join(map(str, missing))} than on the first host: give a folder on a shared '
@@ -156,12 +157,16 @@ def _train(asked: resolve.Asked, path: epath.Path) -> FrozenConfigDict:
           f'--workdir={path} holds {", ".join(foreign)} and no run.json, so it is not the '
           'folder of a run: give a new folder')
   damaged = path / 'damaged'
-  require(has_started or not damaged.exists() or not [*damaged.glob('checkpoints-*')],
+  require(has_started or not storage.matching(damaged, 'checkpoints-*'),
           f'all checkpoints of {path} are damaged, see {damaged}: start over with another '
           '--workdir')
   config, job, notes = resolve.resolve(asked, mesh, workdir, earlier, has_started)
 
   # ---- An earlier run in this workdir --------------------------------------------------
+  # Without a checkpoint the run starts over, and every field may differ: a batch size that
+  # fits into the memory, or a repaired data file.
+  if not (has_started or integrity.steps(path / 'best')):
+    run_json = {}
   changes = _changes(workdir, run_json, config, job, mesh)
   checkpoints = _checkpoints(path, config, job)
 

@@ -87,6 +87,9 @@ def _seconds_per_step(config: FrozenConfigDict,
   seconds = first_step = 0
   for phase in config_lib.phases_of(provisional):
     end_step = first_step + _WARM + 1 + _MOST
+    if config.task != 'pretrain':  # its rows have several shapes: compile for each
+      warm = _one_of_each_shape(job.data.rows, range(first_step, end_step))
+      state = _run(train_step, state, iter(warm), len(warm), mesh)[0]
     workers = config.data.loader_workers
     with contextlib.closing(
         loader.batches(job.data.rows, first_step, end_step, workers)) as batches:
@@ -98,6 +101,14 @@ def _seconds_per_step(config: FrozenConfigDict,
     seconds += timed / count * phase.steps / steps
     first_step += phase.steps
   return seconds
+
+
+def _one_of_each_shape(rows: Callable[[int], Any], steps: range) -> list[Any]:
+  """Returns the first batch of each shape."""
+  batches: dict[tuple, Any] = {}
+  for batch in map(rows, steps):
+    batches.setdefault(tuple(x.shape for x in jax.tree.leaves(batch)), batch)
+  return list(batches.values())
 
 
 def _run(train_step, state: state_lib.TrainState, batches, count: int,

@@ -4,7 +4,8 @@
 - On a file system without kernel locks the lock is the existence of the file. filelock
   detects a dead holder on the holder's own host only.
 - A bucket uses an object with conditional writes. The holder rewrites it every 15 seconds.
-  A holder that has not written for two minutes is gone. No clocks are compared.
+  A holder that has not written for two minutes counts as dead. The lock never compares
+  the clocks of two hosts.
 """
 
 from collections.abc import Callable, Iterator
@@ -30,7 +31,7 @@ from bert_jax.runtime import ending, processes, storage
 
 NAME = '.lock'
 BEAT_SECONDS = 15  # between two heartbeats of a bucket's holder
-_SECONDS_TO_SIGN = 2  # upper bound, from taking a local lock to writing its holder
+_SECONDS_TO_SIGN = 2  # the most between taking a local lock and writing its holder
 STALE_SECONDS = 120  # after this time without a write the holder is gone
 _PROC = pathlib.Path('/proc')  # on Linux only
 

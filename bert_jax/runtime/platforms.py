@@ -57,7 +57,7 @@ def select_platform(platform: str):
   except (RuntimeError, AssertionError) as e:  # CUDA's plugin asserts without a message
     raise UserError(f'platform={platform!r} has no device here: '
                     f'{_driver_trouble() or e}'.rstrip(': ')) from e
-  # Training on CPUs next to an idle accelerator is almost always a broken installation.
+  # If a run finds only CPUs next to an accelerator, the installation is usually broken.
   wants_cpu = jax.config.jax_platforms == 'cpu'  # by JAX_PLATFORMS
   if (platform, backend) == ('auto', 'cpu') and host.has_accelerator() and not wants_cpu:
     advice = _driver_trouble() or ('install requirements-tpu.txt or requirements-gpu.txt '
@@ -68,18 +68,30 @@ def select_platform(platform: str):
                  f'platform={platform!r} has no device here: JAX finds {backend!r}')
 
 
+def _generation() -> str:
+  """The generation of this machine's GPUs, such as 9.0 or AMD's gfx942; '' without one."""
+  if jax.default_backend() != 'gpu':
+    return ''
+  return str(getattr(jax.local_devices()[0], 'compute_capability', ''))
+
+
+def is_amd() -> bool:
+  """True if this machine's GPUs are from AMD, for which no kernel is written."""
+  return _generation().startswith('gfx')
+
+
 def compute_capability() -> float:
-  """The compute capability of this machine's GPUs, such as 9.0; infinite without one.
+  """The compute capability of this machine's NVIDIA GPUs, such as 9.0; else infinite.
 
   Without a GPU, only a plan compiles programs for GPUs, and it knows only newer GPUs.
   """
-  if jax.default_backend() != 'gpu':
-    return math.inf
-  return float(getattr(jax.local_devices()[0], 'compute_capability', math.inf))
+  return math.inf if is_amd() else float(_generation() or math.inf)
 
 
 def triton_obstacle() -> str:
   """Why the GPUs of a program cannot run Triton kernels; '' if they can."""
+  if is_amd():
+    return 'the kernels are for NVIDIA GPUs'
   if compute_capability() < OF_BFLOAT16:
     return f'compute capability {compute_capability()} is below {OF_BFLOAT16}'
   # JAX 0.12 deprecates Pallas' Triton backend.

@@ -1,4 +1,4 @@
-"""Silences libraries that print what they also raise, or that look for an absent TPU."""
+"""Silences libraries that print their own exceptions, or that search for a missing TPU."""
 
 import glob
 import os

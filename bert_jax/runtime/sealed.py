@@ -24,7 +24,8 @@ def seal(content: Mapping[str, Any]) -> dict[str, Any]:
 
 def read(path: epath.Path) -> dict[str, Any]:
   """Reads a sealed file; raises UserError if its checksum does not match."""
-  content = storage.read_json(path)
+  # `json.loads` keeps the surrogates of a path that is not UTF-8: they count in the sum.
+  content = storage.read_json(path, json.loads)
   checksum = content.pop(_FIELD, None)
   require(checksum == seal(content)[_FIELD],
           f'{path} is damaged: its content does not match its checksum')
@@ -35,7 +36,8 @@ def digests(folder: epath.Path) -> dict[str, str]:
   """Digests of the files in a folder and its direct subfolders, by relative path."""
   return {
       str(path.relative_to(folder)): _digest(path.read_bytes())
-      for path in sorted([*folder.glob('*'), *folder.glob('*/*')])
+      for entry in storage.matching(folder, '*')
+      for path in ([*entry.iterdir()] if entry.is_dir() else [entry])
       if not path.is_dir()
   }
 

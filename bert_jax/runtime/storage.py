@@ -4,8 +4,9 @@ epath reads and writes buckets through gcsfs or TensorFlow. Memory-mapped files 
 copies.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 import contextlib
+import fnmatch
 import glob
 import hashlib
 import json
@@ -61,14 +62,14 @@ def size_and_time(path: epath.Path) -> tuple[int, int]:
   return stat.st_size, int(stat.st_mtime)
 
 
-def read_json(path: epath.Path) -> dict:
+def read_json(path: epath.Path, parse: Callable[[bytes], Any] = parse_json) -> dict:
   """Reads the JSON object in a file; raises UserError if it has none or is too large."""
   try:
     size, _ = size_and_time(path)
     # A wrong path may name the weights: parsing them would exhaust the memory.
     require(size <= _LARGEST_JSON,
             f'{path} has {size >> 20} MiB: too large to describe a model')
-    content = parse_json(path.read_bytes())
+    content = parse(path.read_bytes())
   except (OSError, ValueError) as e:
     raise UserError(f'{path} cannot be read: {e}') from e
   require(isinstance(content, dict), f'{path} does not hold a JSON object')
@@ -85,6 +86,15 @@ def through_link(path: epath.Path) -> epath.Path:
   return epath.Path(os.path.realpath(path)) if os.path.islink(path) else path
 
 
+def matching(folder: epath.Path, pattern: str) -> list[epath.Path]:
+  """The sorted entries of a folder whose names match a pattern; [] without the folder.
+
+  `epath.Path.glob` would read brackets in the name of the folder as a pattern, too.
+  """
+  return sorted(path for path in (folder.iterdir() if folder.exists() else ())
+                if fnmatch.fnmatchcase(path.name, pattern))
+
+
 def write_whole(path: epath.Path, text: str):
   """Writes a file atomically; a symbolic link stays a link."""
   path = through_link(path)
@@ -94,10 +104,15 @@ def write_whole(path: epath.Path, text: str):
   partial.replace(path)
 
 
+def replaced(folder: epath.Path) -> epath.Path:
+  """The name of a folder while it is replaced: hidden, so that no user has chosen it."""
+  return folder.parent / f'.{folder.name}.replaced'
+
+
 def replace_folder(whole: epath.Path, folder: epath.Path):
   """Replaces a local folder, or the target of a link, with the complete folder `whole`."""
   folder = through_link(folder)
-  before = folder.parent / f'{folder.name}.replaced'
+  before = replaced(folder)
   shutil.rmtree(before, ignore_errors=True)
   # Two renames, because one cannot replace a folder that has files. A kill in between
   # leaves the old content under `before`.
@@ -301,7 +316,7 @@ def download(remote: epath.Path) -> epath.Path:
 
 
 class Folder:
-  """A folder that may be in a bucket, with a local copy whose files are uploaded whole.
+  """A local folder, or a folder in a bucket with a local copy; `push` uploads whole files.
 
   The constructor does not create the folder.
 
@@ -335,6 +350,10 @@ class Folder:
     for name, path in _files(self.local).items():
       if name not in remote:
         path.unlink(missing_ok=True)
+    # An empty tokenizer/ would look like the folder of another program.
+    for folder, _, _ in os.walk(self.local, topdown=False):
+      if folder != os.fspath(self.local) and not os.listdir(folder):
+        os.rmdir(folder)
     # Token records are large and never change: an equal manifest means equal records.
     same = tuple(name.removesuffix('manifest.json') for name in remote
                  if name.endswith('/manifest.json') and _is_same(name, self.local, self.path))

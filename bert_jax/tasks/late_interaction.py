@@ -18,6 +18,7 @@ from ml_collections import ConfigDict
 import numpy as np
 
 from bert_jax.config_fields import Field, at_least, one_of
+from bert_jax.data import inputs as inputs_lib
 from bert_jax.data.late_inputs import (
   DOCUMENT,
   EXPANSIONS,
@@ -143,7 +144,7 @@ def inputs_of(data: Mapping[str, Any]) -> LateInputs:
 def fields_if_unset(data: ConfigDict, earlier: Mapping[str, Any],
                     texts: LateInputs | None, prompts: Mapping[str, str], width: int,
                     max_len: int, can_hide: bool) -> dict[str, Any]:
-  """Returns the fields of `data` that the user left to the model `init_from`.
+  """Returns the values of `init_from` for fields of `data` that the user left unset.
 
   Args:
     data: the config group.
@@ -235,6 +236,10 @@ class LateFiles(sentence_embedding.EmbeddingFiles):
     """Makes the inputs of queries and documents; token targets mark tokens that count."""
     of_role = {QUERY: [text for e in examples for text in e.texts[:1]],
                DOCUMENT: [text for e in examples for text in e.texts[1:]]}
+    special = inputs_lib.count_special(tokenizer, 1)
+    require(config.data.query_length > special,
+            f'data.query_length={config.data.query_length} leaves no token for the text of a '
+            f'query: it has {special} special tokens')
     queries, documents = (
         zip(*inputs_of(config.data).make(
             [(config.data[f'{role}_prompt'] + text,) for text in texts], tokenizer, role,

@@ -76,8 +76,8 @@ def json_lines(answers: Iterable[Answer]) -> PredictionFiles:
 class TaskKind:
   """A fine-tuning task; each task is a subclass and is never instantiated.
 
-  `files` is the class of its example files. `files.make` returns an instance of it, whose
-  `task` is the device half.
+  `files` is the class of its example files. `files.make` returns an instance of this
+  class; the `task` of the instance is the device half.
   """
 
   name: ClassVar[str]  # in config.task and predict --task

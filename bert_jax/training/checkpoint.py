@@ -300,9 +300,9 @@ def restore_params(workdir: epath.Path, abstract: Any, step: int | None = None,
   damage = []
   set_aside = absolute(workdir) / 'damaged'
   # If training set damaged best parameters aside, the newest parameters are not the best.
-  if set_aside.exists() and not integrity.steps(workdir / 'best'):
+  if not integrity.steps(workdir / 'best'):
     damage += [f'{workdir}/damaged/{x.name} is damaged'
-               for x in set_aside.glob('best-*')][:1]
+               for x in storage.matching(set_aside, 'best-*')][:1]
   for folder in candidates:
     name = f'{workdir}/{folder.parent.name}/{folder.name}'
     try:

@@ -35,7 +35,7 @@ class OptimizerConfig:
   name: str = 'adamw'
   learning_rate: float = 1e-4  # the peak, after the warmup
   warmup_steps: int = 10_000  # steps in which the rate rises linearly from 0
-  # The warmup as a share of all steps, instead of warmup_steps: set the other one to 0.
+  # The warmup as a share of all steps. To use it, set warmup_steps to 0.
   warmup_ratio: float = 0.0
   decay: str = 'linear'  # how the rate falls to 0: linear, 1-sqrt
   # Share of the steps after the warmup in which the rate falls. Before, it is constant.
@@ -47,7 +47,8 @@ class OptimizerConfig:
   clip_norm: float = 1.0  # largest norm of the whole gradient; 0 = no clipping
   accumulation: int = 1  # microbatches per step
   # The rate of a layer is this factor times the rate of the layer above. As in ELECTRA,
-  # the top layer has the square of the factor. 1 = one rate for all layers.
+  # the rate of the top layer is the learning rate times the square of the factor. 1 = one
+  # rate for all layers.
   layer_decay: float = 1.0
   frozen_layers: int = -1  # -1 = none, 0 = embeddings, n = these and the first n layers
 

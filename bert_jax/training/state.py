@@ -38,7 +38,7 @@ def make_init(task: Task, optimizer: optax.GradientTransformation, mesh: Mesh,
   """Returns `init`, which makes the sharded state of step 0 from a key, and its shapes.
 
   The shapes are ShapeDtypeStructs with shardings: `restore` takes them. They include the
-  frozen arrays of the task, which `shard_like` fills in and `init` leaves out.
+  frozen arrays of the task. `init` leaves these out, and `shard_like` adds them later.
 
   Raises:
     UserError: the mesh does not divide a parameter.
@@ -89,6 +89,7 @@ def make_train_step(task: Task, optimizer: optax.GradientTransformation, mesh: M
 
   With microbatches the gradient is the gradient of the whole batch (up to rounding, and
   with different dropout bits): every loss is divided by its count over the whole batch.
+  A loss that compares the texts of a batch sees only the texts of its microbatch.
 
   If the loss or its gradient is not finite, only the step number and the schedule
   advance, and the metric 'skipped' is 1.

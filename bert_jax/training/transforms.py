@@ -57,7 +57,7 @@ def scale_by_uncorrected_adam(b1: float, b2: float,
 
 
 def trust_ratio() -> optax.GradientTransformation:
-  """Scales the updates of each layer to its parameters' norm: LAMB (arXiv:1904.00962)."""
+  """Scales the update of each layer's array to the array's norm: LAMB (arXiv:1904.00962)."""
 
   def scale(update, param):
     return optax.scale_by_trust_ratio().update(update, optax.EmptyState(), param)[0]
@@ -67,7 +67,7 @@ def trust_ratio() -> optax.GradientTransformation:
 
 def stable_adam(b1: float, b2: float, eps: float,
                 decay: optax.GradientTransformation) -> optax.GradientTransformation:
-  """Adam and decay, with smaller steps if Adam's second moment lags behind the gradient.
+  """Adam and decay; takes a smaller step where the gradient outgrows the second moment.
 
   Divides the update of each parameter by max(1, RMS(g / sqrt(v))): StableAdamW (Wortsman
   et al. 2023, arXiv:2304.13013, algorithm 2). It replaces clipping.

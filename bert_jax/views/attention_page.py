@@ -17,6 +17,8 @@ from bert_jax.errors import require
 from bert_jax.inference.bert import Bert
 from bert_jax.model import architectures
 
+_MOST_IN_PICTURE = 256  # tokens; each takes 31 pixels, and a page has no such limit
+
 
 class Attention(NamedTuple):
   """The attention weights of one text or pair of L tokens."""
@@ -65,6 +67,9 @@ def write_png(attention: Attention, path: str, layer: int | None = None,
 
   `layer` and `head` count from 1; None = the mean over all.
   """
+  require(len(attention.tokens) <= _MOST_IN_PICTURE,
+          f'--output={path}: {len(attention.tokens)} tokens are too many for a picture (at '
+          f'most {_MOST_IN_PICTURE}): write .html, or give a shorter text')
   weights, title = _selected(attention, layer, head)
   size = 1.8 + 0.26 * len(attention.tokens)
   picture = figure.Figure(figsize=(size, size), layout='constrained')

@@ -30,6 +30,11 @@ def test_sources_and_weights(source, expected):
   assert [tuple(part) for part in mixture.parse(source)] == expected
 
 
+def test_a_folder_with_a_date_in_its_name_is_one_corpus(tmp_path):
+  (tmp_path / 'date=20240101').mkdir()
+  assert mixture.parse(f'{tmp_path}/date=20240101') == ()
+
+
 @pytest.mark.parametrize('source, message', [
     ('a=0.7,b', "'b' has no weight"), ('a=0,b=0', 'the weights sum to 0'),
     ('a=1:0,b=1:0', 'the weights sum to 0'), ('a=1.2.3,b=1', 'a weight that is not a number')])

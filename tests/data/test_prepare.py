@@ -72,8 +72,9 @@ def test_the_output_does_not_depend_on_the_number_of_workers(tmp_path, small_sha
   assert expected == 250 == manifest['documents']
 
 
-@pytest.mark.parametrize('when', [0, 1, 2])
-def test_an_interrupted_preparation_resumes(tmp_path, small_shards, monkeypatch, when):
+@pytest.mark.parametrize('when, name', [(0, 'part'), (1, 'part'), (2, 'part[v2]')])
+def test_an_interrupted_preparation_resumes(tmp_path, small_shards, monkeypatch, when, name):
+  part = tmp_path / name
   source = conftest.write_corpus(tmp_path / 'c.txt', conftest.make_documents(250))
   prepare(tmp_path / 'whole', source)
   with monkeypatch.context() as m:
@@ -87,17 +88,17 @@ def test_an_interrupted_preparation_resumes(tmp_path, small_shards, monkeypatch,
 
     m.setattr(records.ShardWriter, 'close', stop)
     with pytest.raises(KeyboardInterrupt):
-      prepare(tmp_path / 'part', source)
-  assert not (tmp_path / 'part/manifest.json').exists()
+      prepare(part, source)
+  assert not (part / 'manifest.json').exists()
   with pytest.raises(UserError, match='interrupted preparation with another lowercase'):
-    prepare(tmp_path / 'part', source, lowercase=False)
+    prepare(part, source, lowercase=False)
   with monkeypatch.context() as m:  # finished shards are not written again
     begin, begun = records.ShardWriter.__init__, []
     m.setattr(records.ShardWriter, '__init__',
               lambda self, d, name, *a: (begun.append(name), begin(self, d, name, *a))[1])
-    prepare(tmp_path / 'part', source)
+    prepare(part, source)
     assert f'train-{when - 1:05}' not in begun and f'train-{when:05}' in begun
-  assert files(tmp_path / 'part') == files(tmp_path / 'whole')
+  assert files(part) == files(tmp_path / 'whole')
 
 
 def test_a_finished_folder_does_not_change(tmp_path, corpus_file):
@@ -149,6 +150,23 @@ def test_a_users_folder_named_progress_is_kept(tmp_path, corpus_file):
   with pytest.raises(UserError, match='is not empty .it holds progress/notes.txt.: use another'):
     prepare(tmp_path / 'r', corpus_file)
   assert (tmp_path / 'r/progress/notes.txt').read_text() == 'mine'
+
+
+def test_a_mistake_in_a_resumed_preparation_keeps_the_users_files(tmp_path, monkeypatch):
+  (tmp_path / 'c.txt').write_text('A text.\n\nAnother text.\n')
+  with monkeypatch.context() as m:
+    m.setattr(preparation, 'make_tokenizer', None)  # stops after the survey
+    with pytest.raises(TypeError):
+      prepare(tmp_path / 'r', tmp_path / 'c.txt')
+  (tmp_path / 'r/notes.txt').write_text('mine')
+
+  def fail(*_):
+    raise UserError('a mistake')
+
+  monkeypatch.setattr(preparation, 'make_tokenizer', fail)
+  with pytest.raises(UserError, match='a mistake'):
+    prepare(tmp_path / 'r', tmp_path / 'c.txt')
+  assert files(tmp_path / 'r') == {'notes.txt': b'mine'}
 
 
 def test_an_unwritable_output_is_refused_before_the_text_is_read(corpus_file, monkeypatch):

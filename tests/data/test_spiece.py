@@ -103,6 +103,9 @@ def test_a_published_albert_reads_lower_case_without_accents(tmp_path, model):
   # The spans cover the original text, with both quotes and the stripped accents.
   assert ''.join(TEXT[a:b] for a, b in spans) == TEXT.replace(' ', '')
   assert t.encode_with_offsets([''])[0][1] == []
+  # Nothing is left of the accent alone, only the space after it.
+  (ids, spans), = t.encode_with_offsets(['\u0301 abc'])
+  assert ids == plain.encode('abc') and (spans[0][0], spans[-1][1]) == (2, 5)
 
 
 @pytest.mark.parametrize('cleaning', [spiece.Cleaning(), spiece.Cleaning(True, True)])

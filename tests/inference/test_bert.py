@@ -185,10 +185,11 @@ def test_special_tokens_within_a_text_keep_their_vectors(small):
   ids, pair = [7, sep, 8, cls, 9], [10, sep]
   around = bert.tokenizer.around
   joined = inputs.join(bert.tokenizer, ids)
-  assert bert._of_text(joined).nonzero()[0].tolist() == [1, 2, 3, 4, 5]
+  assert inputs.is_text(bert.tokenizer, joined).nonzero()[0].tolist() == [1, 2, 3, 4, 5]
   joined = inputs.join(bert.tokenizer, ids, pair)
   first = 1 + len(ids) + len(around.two[1])
-  assert bert._of_text(joined).nonzero()[0].tolist() == [1, 2, 3, 4, 5, first, first + 1]
+  assert inputs.is_text(bert.tokenizer, joined).nonzero()[0].tolist() == [
+      1, 2, 3, 4, 5, first, first + 1]
   with pytest.raises(UserError, match='^layers is empty: give one layer at least, such as -1$'):
     bert.embed(['w1'], layers=())
 
@@ -299,7 +300,7 @@ def test_rows_have_no_more_slots_than_they_need():
     assert packed.tokens.ids.shape[1] == 32 and packed.index.shape[1] == slots
 
 
-def test_scores_equal_pytorch_and_fill_mask_takes_several_texts(small):
+def test_scores_equal_pytorch_and_fill_mask_takes_several_texts(small, monkeypatch):
   bert, theirs = small
   text = 'w1 w2 w3'
   ids = bert.row(text).ids
@@ -312,6 +313,13 @@ def test_scores_equal_pytorch_and_fill_mask_takes_several_texts(small):
   both = bert.fill_mask(['w1 [MASK] w2', 'w3 [MASK] [MASK]'], top_k=2)
   assert [len(masks) for masks in both] == [1, 2]
   assert both[0] == bert.fill_mask('w1 [MASK] w2', top_k=2)
+  monkeypatch.setattr(bert_lib, '_FILLED_AT_ONCE', 2)  # the second text is in two parts
+  again = bert.fill_mask(['w1 [MASK] w2', 'w3 [MASK] [MASK]'], top_k=2)
+  for masks, expected in zip(again, both, strict=True):
+    for mask, other in zip(masks, expected, strict=True):
+      assert mask['position'] == other['position']
+      for candidate, of_other in zip(mask['candidates'], other['candidates'], strict=True):
+        assert candidate == pytest.approx(of_other, abs=1e-5)
 
 
 @pytest.mark.parametrize('at_once', (7, 4096))
@@ -362,7 +370,10 @@ def test_mistakes(small, minilm):
       (lambda: bert.score('w1 ' * 80), 'longer than the 64 positions'),
       (lambda: minilm.search('w1', ['w1']), 'give a list of texts, not a string'),
       (lambda: minilm.search(['w1'], 'w1'), 'give a list of texts, not a string'),
-      (lambda: minilm.rank('w1', 'w2'), 'give a list of documents, not a string'),
+      (lambda: minilm.rank('w1', 'w2'), 'give a list of texts, not a string'),
+      (lambda: minilm.rank('w1', ['w2', None]), 'text 2 is neither a string nor a pair'),
+      (lambda: minilm.rank(None, ['w2']), 'text 1 is neither a string nor a pair'),
+      (lambda: minilm._single(['w2', ('w1', 'w2')]), 'give single texts, not pairs'),
       (lambda: bert.score(['w1', ' ']), "' ' holds no token to score"),
       (lambda: bert.score([('w1', 'w2')]), "'w2'.* is a pair: score each"),
       (lambda: minilm.fill_mask('A [MASK].'), 'this model has no masked-LM head'),

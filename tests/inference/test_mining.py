@@ -1,6 +1,7 @@
 """Mined negatives equal a whole sort, by rank and margin; both tasks read them."""
 
 import json
+import types
 
 import numpy as np
 import pytest
@@ -96,6 +97,13 @@ def test_a_positive_without_its_title_is_not_mined_as_a_negative(files, tmp_path
               str(tmp_path / 'out.jsonl'), margin=-2.0, count=1)
   first, second = map(json.loads, (tmp_path / 'out.jsonl').read_text().splitlines())
   assert first['negatives'] == ['w2 w3 w5'] and len(second['negatives']) == 1
+
+
+def test_each_pair_with_an_absent_positive_is_counted(capsys):
+  pairs = [('q', 'w1'), ('q', 'absent'), ('r', 'absent')]
+  texts = types.SimpleNamespace(read=lambda: [('a', 'w1', 'w1')])
+  assert mining._positives(pairs, texts) == {'q': {0}, 'r': set()}
+  assert '2 of 3 pairs have a positive that is not in the corpus' in capsys.readouterr().out
 
 
 def test_both_tasks_read_mined_negatives(files, tmp_path):

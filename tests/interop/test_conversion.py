@@ -20,6 +20,7 @@ from bert_jax.errors import UserError
 from bert_jax.evaluation import glue_suite
 from bert_jax.interop import conversion, huggingface, native, stablehlo, verify
 from bert_jax.interop import load as load_lib
+from bert_jax.interop.onnx_export import folder as onnx_folder
 from bert_jax.interop.pretrained import Pretrained
 from bert_jax.model import architectures
 from bert_jax.parallel import sharding
@@ -71,6 +72,45 @@ def test_facts_that_an_export_loses_are_named(tmp_path):
       model, facts={'max_len': 512, 'doc_stride': 128}), 'max_len', 0) == 512
   assert notes == ['doc_stride is 64 in one model and 128 in the other: answers may differ',
                    'null_threshold is 0.0 in one model and None in the other: answers may differ']
+
+
+def test_facts_that_an_onnx_file_loses_are_named(tmp_path):
+  model = load_lib.load(made_tasks.with_head(tmp_path / 'm', 'sequence_classification',
+                                             ('no', 'yes')))
+  trained = dataclasses.replace(model, facts={'max_len': 32, 'long': 'chunks_mean'})
+  onnx_folder.save(trained, epath.Path(tmp_path / 'out'))
+  assert ('note', 'long is chunks_mean in one model and head in the other: answers may differ'
+          ) in [*onnx_folder.compare(trained, epath.Path(tmp_path / 'out'))]
+
+
+def test_a_head_that_an_embedder_cannot_keep_is_named(tmp_path, capsys):
+  source = made_tasks.with_head(tmp_path / 'm', 'sequence_classification', ('no', 'yes'))
+  conversion.convert(source, str(tmp_path / 'out'), 'sentence_transformers')
+  lost = [line for line in capsys.readouterr().out.splitlines() if 'left out' in line]
+  assert len(lost) == 1 and 'classifier' in lost[0] and 'an embedder does not use' in lost[0]
+
+
+def test_older_packages_are_not_compared(monkeypatch):
+  versions = {'torch': '2.1.0+cpu', 'transformers': '4.57.1', 'sentence-transformers': '6.0.0'}
+  monkeypatch.setattr(verify.importlib.metadata, 'version', versions.get)
+  assert verify.missing('torch', 'transformers') == 'transformers 4.57.1 is older than 5'
+  assert verify.missing('sentence-transformers') == ''
+  monkeypatch.setattr(verify.importlib.util, 'find_spec', lambda name: None)
+  assert verify.missing('torch', 'transformers') == 'torch and transformers are not installed'
+
+
+def test_outputs_are_compared_in_whole_float32(tmp_path, monkeypatch):
+  """A GPU or TPU would round the factors of products, unlike PyTorch on the CPU."""
+  model = load_lib.load(made_tasks.model(tmp_path / 'm'))
+  seen = []
+
+  def jit(function):
+    seen.append(jax.config.jax_default_matmul_precision)
+    return function
+
+  monkeypatch.setattr(verify.jax, 'jit', jit)
+  verify._outputs(model)
+  assert seen == ['highest'] and jax.config.jax_default_matmul_precision is None
 
 
 @pytest.fixture(scope='module')

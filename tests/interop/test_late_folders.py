@@ -120,6 +120,15 @@ def test_a_folder_keeps_its_vectors_through_conversions(tmp_path, encoders, name
       np.testing.assert_allclose(x, y, atol=1e-5)
 
 
+@pytest.mark.parametrize('tasks, roles', [
+    (None, (DOCUMENT,)), ([], ()), ('document', (DOCUMENT,)), (['query'], (QUERY,))])
+def test_the_roles_of_skipped_words(tmp_path, encoders, tasks, roles):
+  folder = make(tmp_path / 'theirs', encoders['Bert'], 128, 'none')
+  path, = tmp_path.glob('theirs/*MultiVectorMask/config.json')
+  path.write_text(json.dumps(json.loads(path.read_text()) | {'skiplist_tasks': tasks}))
+  assert bert_jax.from_pretrained(folder).late.texts.skipped_in == roles
+
+
 def test_hidden_tokens_of_deberta_are_refused(tmp_path, encoders):
   folder = make(tmp_path / 'theirs', encoders['DebertaV2'], 64, 'fixed')
   with pytest.raises(UserError, match='attend=false.*is not supported for deberta-v2'):

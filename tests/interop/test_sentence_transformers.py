@@ -240,6 +240,8 @@ def changed(folder, name, change):
      r'the module sentence_transformers.models.CNN is unknown in place 3: expected Dense or'),
     ('modules.json', lambda x: [x[0] | {'type': 'custom_st.Transformer'}],
      'the module custom_st.Transformer is unknown in place 0: expected Transformer'),
+    ('modules.json', lambda x: [x[0] | {'path': '..'}, *x[1:]],
+     'not a folder directly inside the model'),
     ('modules.json', lambda x: [x[0], x[1] | {'path': '../1_Pooling'}],
      'not a folder directly inside the model'),
     ('modules.json', lambda x: {}, 'lists no module'),

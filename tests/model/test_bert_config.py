@@ -11,7 +11,7 @@ from bert_jax import config as config_lib
 from bert_jax import config_fields
 from bert_jax.data.tokens import Tokens
 from bert_jax.errors import UserError
-from bert_jax.model import architectures, heads, parameters
+from bert_jax.model import architectures, attention_kernels, heads, parameters
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.runtime import platforms
 
@@ -44,6 +44,16 @@ def test_old_gpus_do_not_multiply_bfloat16(monkeypatch, capability, dtype):
   monkeypatch.setattr(jax, 'local_devices', lambda: [device])
   assert platforms.compute_capability() == capability
   assert platforms.fast_dtype('gpu') == dtype
+
+
+def test_a_gpu_of_amd_gets_no_kernel_of_nvidia(monkeypatch):
+  monkeypatch.setattr(jax, 'default_backend', lambda: 'gpu')
+  monkeypatch.setattr(jax, 'local_devices',
+                      lambda: [types.SimpleNamespace(compute_capability='gfx942')])
+  assert platforms.fast_dtype('gpu') == 'bfloat16'
+  assert platforms.triton_obstacle() == 'the kernels are for NVIDIA GPUs'
+  config = BertConfig(hidden_size=128, num_heads=2, dtype='bfloat16')
+  assert attention_kernels.choose_path(config, 512, 'gpu')[0] == 'xla'
 
 
 @pytest.mark.parametrize('size', config_lib.SIZES)

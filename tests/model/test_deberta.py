@@ -66,6 +66,16 @@ def test_scores_by_distance_become_scores_by_token():
   np.testing.assert_array_equal(skew(jnp.asarray(x)), expected)
 
 
+def test_two_small_models_have_the_layers_of_a_generator_in_proportion():
+  """`plan` extrapolates the FLOPs of a run with a generator from two smaller models."""
+  fewest, more = (dataclasses.replace(DebertaConfig(), num_layers=n)
+                  for n in DebertaConfig().fewest_layers)
+  slope = ((more.generator().num_layers - fewest.generator().num_layers)
+           / (more.num_layers - fewest.num_layers))
+  assert (DebertaConfig().generator().num_layers
+          == fewest.generator().num_layers + slope * (12 - fewest.num_layers) == 6)
+
+
 @pytest.mark.parametrize('options', [
     {'pos_att_type': 'c2p', 'position_buckets': -1, 'max_relative_positions': 12},
     {'pos_att_type': ['p2c'], 'share_att_key': False},

@@ -17,6 +17,7 @@ from bert_jax.model.encoder import Encoder
 from bert_jax.model.modern import ModernConfig
 from bert_jax.parallel import mesh as mesh_lib
 from bert_jax.parallel import sharding, topology
+from bert_jax.runtime import platforms
 from tests import conftest
 
 CONFIG = BertConfig(vocab_size=50, hidden_size=32, num_layers=2, num_heads=4, intermediate_size=64,
@@ -101,6 +102,15 @@ def test_local_layers_prefer_a_kernel_that_computes_them(head_size, path):
 def test_the_path_follows_from_config_length_and_platform(name, length, platform, fields, expected):
   config = dataclasses.replace(CONFIG, attention=name, **fields)
   assert attention_kernels.choose_path(config, length, platform) == expected
+
+
+@pytest.mark.parametrize('length, heads, capability, path', [
+    (1024, 8, 9.0, 'cudnn'), (1023, 8, 9.0, 'xla'), (1024, 26, 9.0, 'xla'),
+    (1024, 160, 9.0, 'cudnn'), (1024, 160, 8.0, 'xla'), (1024, 8, 7.5, 'xla')])
+def test_cudnn_is_not_for_sizes_that_jax_refuses(monkeypatch, length, heads, capability, path):
+  monkeypatch.setattr(platforms, 'compute_capability', lambda: capability)
+  config = dataclasses.replace(CONFIG, dtype='bfloat16', num_heads=2, hidden_size=2 * heads)
+  assert attention_kernels.choose_path(config, length, 'gpu')[0] == path
 
 
 def test_describe_names_the_path_and_the_reason_for_each_length():

@@ -15,6 +15,8 @@ from bert_jax.commands import config_flag
 from bert_jax.data import languages
 from bert_jax.errors import UserError
 from bert_jax.model.bert_config import BertConfig
+from bert_jax.model.deberta import DebertaConfig
+from bert_jax.runs import resolve
 from tests import conftest, tiny
 
 
@@ -61,6 +63,7 @@ CASES = [
     ('pretrain', {'masking.replace_random': 0.0}, 'masking.random_by_frequency', 'no random token'),
     ('pretrain', {}, 'masking.causal_steps', 'causal_rows=0'),
     ('pretrain', {'model.architecture': 'distilbert'}, 'model.type_vocab_size', 'no segments'),
+    ('pretrain', {'model': DebertaConfig()}, 'model.conv_act', 'conv_kernel_size=0'),
     ('sequence_classification', {}, 'model.vocab_size', 'init_from determines'),
     ('sequence_classification', {}, 'eval_every', 'give data.eval'),
     ('sequence_classification', {}, 'keep_best', 'give data.eval'),
@@ -79,7 +82,10 @@ CASES = [
 
 
 def make(task, fields, corpus_file, records, vocab):
+  fields = dict(fields)
   c = tiny.get_config() if task == 'pretrain' else config_lib.finetuning(task)
+  if 'model' in fields:
+    c = config_lib.pretraining(fields.pop('model'))
   values = {'RECORDS': records, 'VOCAB': vocab}
   if task == 'pretrain':
     c.data.source = corpus_file
@@ -325,6 +331,17 @@ def test_a_task_that_does_not_fit_the_config_is_refused():
     c.task = other
     with pytest.raises(UserError, match=f'task={other} does not fit this config'):
       config_lib.check(c)
+
+
+@pytest.mark.parametrize('change, message', [
+    (lambda c: c.__delitem__('phases'), 'has the field phases: start from'),
+    (lambda c: c.optimizer.update(beta3=0.9), 'has the field optimizer.beta3: start from'),
+    (lambda c: c.__delitem__('task'), 'task=None is unknown')])
+def test_a_config_that_no_builder_made_is_refused(change, message):
+  c = config_lib.pretraining('tiny').unlock()
+  change(c)
+  with pytest.raises(UserError, match=message):
+    resolve.checked(c, {})
 
 
 def test_a_tilde_in_workdir_expands_to_the_home_folder(tmp_path, monkeypatch, corpus_file):

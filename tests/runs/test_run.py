@@ -135,6 +135,19 @@ def test_a_longer_or_another_run_in_the_same_workdir_is_refused(finished, corpus
   assert sorted((p, p.stat().st_mtime_ns) for p in finished.rglob('[!.]*') if p.is_file()) == before
 
 
+def test_a_run_without_a_checkpoint_starts_over_with_other_fields(
+    finished, corpus_file, tmp_path, monkeypatch):
+  """As after a first step that was out of memory."""
+  shutil.copytree(finished, tmp_path / 'run')
+  shutil.rmtree(tmp_path / 'run/checkpoints')
+  trained = []
+  monkeypatch.setattr(run.loop, 'train', lambda job, config, *_, **__: trained.append(config))
+  other = json.loads((finished / 'run.json').read_text())['config']['batch_size'] * 2
+  run.run(evaluated(corpus_file, batch_size=other), str(tmp_path / 'run'))
+  saved = json.loads((tmp_path / 'run/run.json').read_text())['config']
+  assert saved['batch_size'] == trained[0].batch_size == other
+
+
 @pytest.mark.parametrize('name', ['metrics.jsonl', 'config.json'])
 def test_a_folder_of_something_else_is_refused_and_kept(corpus_file, tmp_path, name):
   (tmp_path / name).write_text('{"mine": 1}')

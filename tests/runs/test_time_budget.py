@@ -6,6 +6,7 @@ import re
 import types
 
 from etils import epath
+import numpy as np
 import pytest
 
 from bert_jax.errors import UserError
@@ -53,6 +54,12 @@ def test_a_run_by_minutes_equals_a_run_by_steps(corpus_file, tmp_path, monkeypat
   monkeypatch.setattr(time_budget, '_seconds_per_step', lambda *_: 0.1)
   with pytest.raises(UserError, match=r'train_minutes=0.021 \(now 0.031\), train_steps=12 \('):
     run.run(config(corpus_file, 0.031), str(tmp_path / 'measured'))
+
+
+def test_one_batch_of_each_shape_compiles_before_the_clock_starts():
+  shapes = [(2, 8), (2, 8), (3, 8), (2, 8), (4, 8)]
+  batches = time_budget._one_of_each_shape(lambda step: {'ids': np.zeros(shapes[step])}, range(5))
+  assert [batch['ids'].shape for batch in batches] == [(2, 8), (3, 8), (4, 8)]
 
 
 def test_changed_rows_or_minutes_are_measured_again(corpus_file, tmp_path, monkeypatch):

@@ -214,6 +214,7 @@ def test_the_masks_of_a_deberta_are_visible(tmp_path):
 
 @pytest.mark.parametrize(('fields', 'message'), [
     ({'data.query_length': 30}, 'data.query_length=30 is above max_len=24'),
+    ({'data.query_length': 2}, 'data.query_length=2 leaves no token for the text'),
     ({'data.text_pair_column': ''}, 'data.negative_column=contrary needs data.text_pair_column'),
     ({'data.text_pair_column': '', 'data.negative_column': ''},
      'data.text_pair_column is not set: a query needs a document'),

@@ -65,6 +65,8 @@ def test_the_picture_shows_the_chosen_head(bert, tmp_path, monkeypatch):
   assert (tmp_path / 'a.png').read_bytes().startswith(b'\x89PNG')
   with pytest.raises(UserError, match='layer=3 does not exist: the model has 2'):
     attention_lib.write_png(attention, str(tmp_path / 'c.png'), layer=3)
+  with pytest.raises(UserError, match='c.png: 300 tokens are too many for a picture'):
+    attention_lib.write_png(attention._replace(tokens=['w1'] * 300), str(tmp_path / 'c.png'))
 
 
 def test_the_output_folder_is_created(folder, tmp_path):

@@ -1,7 +1,7 @@
 """Tokenizers in folders without a tokenizer.json.
 
-Reads vocab.txt, vocab.json with merges.txt, and SentencePiece models. Each becomes the
-object that transformers' AutoTokenizer makes from the same files.
+Reads vocab.txt, vocab.json with merges.txt, and SentencePiece models. Each gives the
+same ids as transformers' AutoTokenizer with the same files.
 """
 
 import collections

@@ -48,8 +48,8 @@ def _cleaned(text: str, cleaning: Cleaning) -> str:
 def _places(text: str, cleaning: Cleaning) -> list[tuple[int, int]]:
   """The characters [start, end) of `text` that become each cleaned character."""
   places, i = [], 0
-  for part in re.finditer(r'\S+', text):
-    if places:
+  for number, part in enumerate(re.finditer(r'\S+', text)):
+    if number:  # also after a part of accents alone, of which nothing is left
       places.append((i, part.start()))
     i = part.start()
     while i < part.end():

@@ -5,6 +5,7 @@ embedder. Any runtime of ONNX reads the file; `functions` says what it computes.
 """
 
 from collections.abc import Iterator, Mapping
+import dataclasses
 import importlib.util
 from typing import Any
 
@@ -18,6 +19,7 @@ from bert_jax.interop import (
   huggingface,
   sentence_transformers,
   tokenizer_checks,
+  verify,
 )
 from bert_jax.interop.onnx_export import functions
 from bert_jax.interop.pretrained import Pretrained
@@ -107,7 +109,9 @@ def save(model: Pretrained, directory: epath.Path, opset: int | None = None):
       longest=model.config.max_positions))
   path = directory / FILE
   path.parent.mkdir(parents=True, exist_ok=True)
-  onnx.save(graph, str(path), save_as_external_data=graph.ByteSize() > _LARGEST_FILE,
+  # Newer protobuf refuses to count the bytes of a graph above 2 GiB.
+  large = sum(len(x.raw_data) for x in graph.graph.initializer) > _LARGEST_FILE
+  onnx.save(graph, str(path), save_as_external_data=large,
             location=path.name + '_data')
 
 
@@ -151,11 +155,17 @@ def compare(model: Pretrained, directory: epath.Path) -> Iterator[tuple[str, str
   """
   if most := getattr(model.text_layout, 'most', None):
     yield 'left out', f'max_active_dims={most}: sentence_embedding has all weights'
+  if not getattr(model.text_layout, 'include_prompt', True):
+    yield 'left out', 'include_prompt=False: sentence_embedding counts the prompt too'
+  # The file has no place for the facts of a run; the tokenizer has its maximum length.
+  kept = {'max_len': model.facts['max_len']} if 'max_len' in model.facts else {}
+  yield from verify.compare_facts(model, dataclasses.replace(model, facts=kept))
   function, opened = functions.function(model), session(directory / FILE)
   run, worst = jax.jit(function.run), dict.fromkeys(function.outputs, 0.0)
   for sample in _samples(model, function.inputs['input_ids']):
     inputs = {name: sample[name] for name in function.inputs}
-    expected = run(*(x.astype(np.int32) for x in inputs.values()))
+    with verify.PRECISELY():
+      expected = run(*(x.astype(np.int32) for x in inputs.values()))
     is_token = inputs['attention_mask'] > 0
     for name, ours, theirs in zip(worst, expected, opened.run(None, inputs), strict=True):
       difference = np.abs(np.asarray(ours) - theirs)

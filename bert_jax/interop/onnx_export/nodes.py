@@ -30,7 +30,7 @@ _REDUCTIONS = {'reduce_sum': 'ReduceSum', 'reduce_max': 'ReduceMax',
 
 
 def _joined(inputs: Sequence[Value], rank: int) -> Shape:
-  """The shape that an elementwise node gives for stored tensors."""
+  """The stored shape of the result of an elementwise node."""
   padded = [(1,) * (rank - len(x.stored)) + tuple(x.stored) for x in inputs]
   return tuple(next((size for size in sizes if not _is_one(size)), 1)
                for sizes in zip(*padded))
