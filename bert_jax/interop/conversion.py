@@ -56,7 +56,10 @@ def _write(model: Pretrained, directory: epath.Path, to: str, opset: int | None 
       print_summary([('left out', f'{", ".join(lost)}: an embedder does not use it')])
   if to != 'stablehlo':  # StableHLO files hold no head, so labels do not matter
     task_kind.check_labels(model.labels, model.facts.get('source', 'this model'))
-  FORMATS[to].save(model, directory, **({'opset': opset} if opset is not None else {}))
+  if to == 'onnx':
+    onnx_folder.save(model, directory, opset)
+  else:
+    FORMATS[to].save(model, directory)
   if to in ('stablehlo', 'onnx'):
     print_summary(FORMATS[to].compare(model, directory))
   else:

@@ -142,10 +142,11 @@ def _forward(shape, inputs):
 def _backward(shape, saved, gradient):
   inputs, out, sums = saved
   batch, length, heads, _, width = inputs.qkv.shape
-  launch, kernel, by_head, programs, products = (
-      _launch(shape, is_forward=False), kernels.whole_backward_kernel, [sums], (), 5)
+  launch = _launch(shape, is_forward=False)
   blocks = pl.cdiv(length, launch.blocks[0])
-  if not _is_whole(shape):
+  if _is_whole(shape):
+    kernel, by_head, programs, products = kernels.whole_backward_kernel, [sums], (), 5
+  else:
     # [B, H, L], equal to sum(weights * d_weights) of each query, without the weights.
     means = jnp.einsum('blhk,blhk->bhl', out.astype(jnp.float32),
                        gradient.astype(jnp.float32))

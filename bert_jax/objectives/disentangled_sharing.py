@@ -55,6 +55,5 @@ class DisentangledSharing(ReplacedTokens):
     class with such a head.
     """
     discriminator = self.split(params)[1]
-    has_head = self.model.config.architecture != 'deberta-v2'
-    return {'params': {name: discriminator[name]
-                       for name in ('bert', 'rtd') if name == 'bert' or has_head}}
+    names = ('bert',) if self.model.config.architecture == 'deberta-v2' else ('bert', 'rtd')
+    return {'params': {name: discriminator[name] for name in names}}

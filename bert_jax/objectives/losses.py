@@ -78,10 +78,8 @@ def total_loss(metrics: Metrics, loss_weights: Mapping[str, float]) -> jax.Array
 
   A loss whose count is 0 contributes 0.
   """
-  means = {
-      name: metrics[name][0] / jnp.maximum(metrics[name][1], 1) for name in loss_weights
-  }
-  return sum(weight * means[name] for name, weight in loss_weights.items())
+  return sum(weight * metrics[name][0] / jnp.maximum(metrics[name][1], 1)
+             for name, weight in loss_weights.items())
 
 
 def means(sums: Mapping[str, tuple[float, float]]) -> dict[str, float | None]:

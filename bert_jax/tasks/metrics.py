@@ -77,12 +77,9 @@ def entities(gold: Sequence[Sequence[str]],
             for entity in conll.entities(tags, plain_letters)}
 
   of_gold, of_predicted = numbered(gold), numbered(predicted)
-  correct = []
-  for a, b in zip(gold, predicted, strict=True):
-    # A missing tag would shift all tags after it.
-    if len(a) != len(b):
-      raise ValueError(f'{len(a)} gold and {len(b)} predicted tags')
-    correct += [x == y for x, y in zip(a, b)]
+  # Strict: a missing tag would shift all tags after it.
+  correct = [x == y for a, b in zip(gold, predicted, strict=True)
+             for x, y in zip(a, b, strict=True)]
   # An entity counts only with the right type and both boundaries.
   both = len(of_gold & of_predicted)
   precision = both / len(of_predicted) if of_predicted else 0.0
