@@ -78,7 +78,7 @@ def total_loss(metrics: Metrics, loss_weights: Mapping[str, float]) -> jax.Array
 
   A loss whose count is 0 contributes 0.
   """
-  return sum(weight * metrics[name][0] / jnp.maximum(metrics[name][1], 1)
+  return sum(weight * (metrics[name][0] / jnp.maximum(metrics[name][1], 1))
              for name, weight in loss_weights.items())
 
 
