@@ -19,7 +19,7 @@ def _joined(leaves: Sequence[str], tensor: str) -> rules.Rule:
 
 
 def _rules(config: ModernConfig) -> rules.Rules:
-  """Returns the rules: a first layer without an attention norm, then groups of layers."""
+  """Returns the rules: a first layer without an attention norm, groups, and last layers."""
   layer = [
       rules.qkv('attention/qkv_kernel', ['attn.Wqkv.weight'], config),
       rules.transpose('attention/out_kernel', 'attn.Wo.weight'),
@@ -38,8 +38,11 @@ def _rules(config: ModernConfig) -> rules.Rules:
   layer.append(rules.copy('attention_norm/scale', 'attn_norm.weight'))
   # A scan over layers needs equal layers: local and global ones are separate stacks.
   for place, name in enumerate(group_names(config)):
-    layers = range(1 + place, config.num_layers, config.global_every)
+    layers = range(1 + place, config.num_layers - config.last_layers, config.global_every)
     encoder += rules.in_layer(layer, f'bert/layers/{name}', layers=layers, stacked=True)
+  for i in range(config.last_layers):
+    number = config.num_layers - config.last_layers + i
+    encoder += rules.in_layer(layer, f'bert/last_{i}', f'encoder.layer.{number}')
   return {'encoder': encoder,
           'pooler': [rules.transpose('bert/pooler/dense/kernel', 'pooler.dense.weight'),
                      rules.copy('bert/pooler/norm/scale', 'pooler.norm.weight')],

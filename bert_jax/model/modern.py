@@ -30,7 +30,7 @@ class ModernConfig(BertConfig):
 
   architecture: str = 'modernbert'
   vocab_size: int = 50_368
-  num_layers: int = 22  # N: 1 + a multiple of global_every
+  num_layers: int = 22  # N, more than global_every
   intermediate_size: int = 1152
   max_positions: int = 8192  # the longest L
   type_vocab_size: int = 0
@@ -53,12 +53,10 @@ class ModernConfig(BertConfig):
 
   def __post_init__(self):
     super().__post_init__()
-    # The layers after the first one are scanned in groups of `global_every`.
-    is_whole = (self.global_every >= 2 and self.num_layers > 1
-                and (self.num_layers - 1) % self.global_every == 0)
-    require(is_whole,
-            f'model.num_layers={self.num_layers} must be 1 more than a multiple of '
-            f'model.global_every={self.global_every}, which is at least 2')
+    # The layers after the first one are scanned in groups: at least one must be whole.
+    require(2 <= self.global_every < self.num_layers,
+            f'model.num_layers={self.num_layers} must be more than model.global_every='
+            f'{self.global_every}, which is at least 2')
     require(self.local_window >= 0,
             f'model.local_window={self.local_window} must not be negative: half of it lies '
             'on either side of a token')
@@ -76,6 +74,11 @@ class ModernConfig(BertConfig):
   def stacked_layers(self) -> int:
     """Groups of `global_every` layers after the first one."""
     return (self.num_layers - 1) // self.global_every
+
+  @property
+  def last_layers(self) -> int:
+    """Local layers after the groups; 0 in the published base and large."""
+    return (self.num_layers - 1) % self.global_every
 
   @property
   def reach(self) -> int:
@@ -222,13 +225,18 @@ class Modern(encoder.Encoder):
     x, first_states = first(x, mask, angles['global'])
     groups = encoder.stacked(encoder.rematerialized(Group, c), c, c.stacked_layers,
                              self.is_initializing())
-    x, states = groups(c, attend, deterministic, name='layers')(x, mask, angles)
+    x, *states = groups(c, attend, deterministic, name='layers')(x, mask, angles)
+    for i in range(c.last_layers):
+      last = encoder.rematerialized(Layer, c, in_scan=False)(
+          c, attend, deterministic, is_local=True, name=f'last_{i}')
+      x, of_layer = last(x, mask, angles['local'])
+      states.append(of_layer)
     x = self.final_norm(x)
     if attend.keeps_weights:
-      hidden, weights = encoder.in_order(first_states, states)
+      hidden, weights = encoder.in_order(first_states, *states)
       # The last hidden state is the one after the final norm, as in `encode`.
-      states = States(hidden.at[-1].set(x), weights)
-    return x, states
+      return x, States(hidden.at[-1].set(x), weights)
+    return x, None
 
   def features(self, hidden: jax.Array) -> jax.Array:
     return self.pooler(hidden)

@@ -176,8 +176,10 @@ def muon(adam: optax.GradientTransformation, dtype: jnp.dtype, *,
     return jax.tree.map(lambda _: contrib.MuonDimensionNumbers(-2, -1), updates)
 
   def label(path, kind):
-    # 'first' is the first layer of ModernBERT or DeBERTa v2, which is not stacked.
-    in_layer = _is_within(path, 'layers', 'first')
+    # The first layer of ModernBERT and DeBERTa v2 and the last ones of ModernBERT are not
+    # stacked.
+    in_layer = _is_within(path, 'layers', 'first') or any(
+        str(getattr(key, 'key', '')).startswith('last_') for key in path)
     return 'muon' if in_layer and kind == parameters.Kind.MATRIX else 'adam'
 
   def labels(params):

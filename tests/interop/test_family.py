@@ -43,8 +43,9 @@ FAMILIES = {
         norm_rel_ebd='layer_norm' if n == 2 else 'none', position_buckets=16 if n == 2 else -1,
         initializer_range=0.1,  # so that positions affect the gradients
         conv_kernel_size=0 if n == 2 else 3, conv_act='gelu'),
+    # One group of layers; and two groups, then two more layers.
     'ModernBert': lambda n, d: transformers.ModernBertConfig(
-        **_COMMON, num_hidden_layers=4 if n == 2 else 7, global_attn_every_n_layers=3,
+        **_COMMON, num_hidden_layers=4 if n == 2 else 9, global_attn_every_n_layers=3,
         hidden_size=d, num_attention_heads=4, intermediate_size=3 * d, local_attention=16,
         pad_token_id=0, cls_token_id=2, sep_token_id=3, bos_token_id=2, eos_token_id=3)}
 SIZES = [(2, 64), (4, 128)]

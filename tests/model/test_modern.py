@@ -88,18 +88,22 @@ def test_the_output_of_a_text_does_not_depend_on_its_place_or_neighbors():
   np.testing.assert_allclose(ENCODE(variables(), alone), a[:, 22:33], atol=2e-5)
 
 
-def test_states_equal_encode_and_local_weights_stay_in_their_window():
-  batch = packed()
-  hidden = ENCODE(variables(), batch)
-  actual = jax.jit(functools.partial(Modern(CONFIG).apply, method='states'))(variables(), batch)
+@pytest.mark.parametrize('local', [
+    (False, True, True, False), (False, True, True, False, True, True)])  # 2 after the group
+def test_states_equal_encode_and_local_weights_stay_in_their_window(local):
+  batch, model = packed(), Modern(dataclasses.replace(CONFIG, num_layers=len(local)))
+  params = nn.unbox(jax.jit(model.init)(jax.random.key(0), batch, np.zeros((2, 1), np.int32)))
+  hidden, actual = (jax.jit(functools.partial(model.apply, method=method))(params, batch)
+                    for method in ('encode', 'states'))
   real = batch.text_ids > 0
   np.testing.assert_allclose(actual.hidden[-1][real], hidden[real], atol=2e-5)
-  assert actual.hidden.shape == (5, 2, 40, 16) and actual.attention.shape == (4, 2, 2, 40, 40)
+  assert actual.hidden.shape == (len(local) + 1, 2, 40, 16)
+  assert actual.attention.shape == (len(local), 2, 2, 40, 40)
   at = np.arange(40)
   far = np.abs(at[:, None] - at) > 4
-  for layer, local in enumerate((False, True, True, False)):
+  for layer, is_local in enumerate(local):
     weights = np.asarray(actual.attention[layer])[0, :, :22, :22]
-    assert (weights[:, far[:22, :22]].max() == 0) == local
+    assert (weights[:, far[:22, :22]].max() == 0) == is_local
     np.testing.assert_allclose(weights.sum(-1), 1, atol=1e-5)
 
 
@@ -110,7 +114,7 @@ def abstract(config):
                         Tokens(*[tokens] * 4), tokens, None)
 
 
-@pytest.mark.parametrize('sizes', [{}, {'num_layers': 10, 'hidden_size': 32}])
+@pytest.mark.parametrize('sizes', [{}, {'num_layers': 10, 'hidden_size': 32}, {'num_layers': 6}])
 def test_parameters_are_counted_without_the_padding(sizes):
   config = dataclasses.replace(CONFIG, **sizes)
   tree = abstract(config)
@@ -133,7 +137,7 @@ def test_parameters_and_flops_of_modernbert_base():
     ({'classifier_pooling': 'max'}, "classifier_pooling='max' is unknown"),
     ({'conv_reach': 17}, 'conv_reach=17 must lie in'),
     ({'conv_reach': -1}, 'conv_reach=-1 must lie in'),
-    ({'num_layers': 5}, 'num_layers=5 must be 1 more than a multiple'),
+    ({'num_layers': 3}, 'num_layers=3 must be more than model.global_every=3'),
     ({'global_every': 1}, 'at least 2'), ({'global_every': 0}, 'at least 2'),
     ({'num_heads': 16}, 'a head of 1 cannot be rotated'),
     ({'local_theta': 0.0}, 'must be positive')])

@@ -265,8 +265,9 @@ def test_normuon_equals_muon_with_updates_scaled_by_neuron():
   jax.tree.map(np.testing.assert_array_equal, muon, normuon)
 
 
-def test_muon_also_updates_the_first_layer_of_modernbert():
-  config = ModernConfig(vocab_size=50, hidden_size=16, num_layers=4, num_heads=2,
+@pytest.mark.parametrize('layer', ['first', 'last_0'])
+def test_muon_also_updates_the_single_layers_of_modernbert(layer):
+  config = ModernConfig(vocab_size=50, hidden_size=16, num_layers=5, num_heads=2,
                         intermediate_size=24, max_positions=16)
   tokens = jnp.zeros((1, 8), jnp.int32)
   params = nn.unbox(jax.jit(Modern(config).init)(
@@ -274,9 +275,9 @@ def test_muon_also_updates_the_first_layer_of_modernbert():
   config = OptimizerConfig('muon', **PLAIN | dict(weight_decay=0.0))
   updated = stepped(optimizer_lib.make_optimizer(config, 10), params, count=1)
   moved = jax.tree.map(lambda a, b: np.asarray(a - b), params, updated)
-  matrices = [moved['first'][part][name] for part, name in
+  matrices = [moved[layer][part][name] for part, name in
               (('attention', 'qkv_kernel'), ('attention', 'out_kernel'))]
-  matrices += [moved['first']['feed_forward'][name]['kernel'] for name in ('up', 'gate', 'down')]
+  matrices += [moved[layer]['feed_forward'][name]['kernel'] for name in ('up', 'gate', 'down')]
   for matrix in matrices:
     values = np.linalg.svd(matrix, compute_uv=False) / (0.1 * 0.2 * np.sqrt(max(matrix.shape)))
     assert values.min() > 0.6 and values.max() < 1.3
