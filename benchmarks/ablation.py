@@ -36,7 +36,7 @@ _RECORDS = flags.DEFINE_string('records', None, 'A folder of bert_jax.prepare.',
 _JUDGE = flags.DEFINE_string('judge', None, 'Glob of text that no score uses.', required=True)
 _PAIRS = flags.DEFINE_string('pairs', None, 'File of benchmarks.grammar.', required=True)
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder for the runs.', required=True)
-_TOKENS = flags.DEFINE_float('tokens', 1e6, 'Of each run.')
+_TOKENS = flags.DEFINE_float('tokens', 1e6, 'Tokens that each run reads.')
 _SEEDS = flags.DEFINE_integer('seeds', 1, 'Runs of each variant.')
 _VARIANTS = flags.DEFINE_list('variants', None, 'Some of the variants; by default all.')
 _JOBS = flags.DEFINE_integer('jobs', 2, 'Runs at a time; each has its share of the cores.')

@@ -27,7 +27,7 @@ from bert_jax.runtime import console
 _DATA = flags.DEFINE_string('data', None, 'Folder of corpora and tasks.', required=True)
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder for the runs.', required=True)
 _MEMBERS = flags.DEFINE_list('members', None, 'Some of the members; by default all.')
-_STEPS = flags.DEFINE_integer('steps', 2000, 'Of 32 rows of 128 tokens.')
+_STEPS = flags.DEFINE_integer('steps', 2000, 'Training steps; each has 32 rows of 128 tokens.')
 _ROUNDS = flags.DEFINE_integer('rounds', 3, 'Short runs of each, in turns, that are timed.')
 _SEEDS = flags.DEFINE_integer('seeds', 3, 'Fine-tuning runs of each model.')
 

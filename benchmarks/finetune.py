@@ -49,7 +49,7 @@ _DATA = flags.DEFINE_string('data', None, 'Folder of data sets.', required=True)
 _MODEL = flags.DEFINE_string('model', None, 'Hugging Face folder.', required=True)
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder for results.', required=True)
 _TASKS = flags.DEFINE_list('tasks', None, 'Some of the tasks; by default all.')
-_STEPS = flags.DEFINE_integer('steps', 50, 'Of parity.')
+_STEPS = flags.DEFINE_integer('steps', 50, 'Steps of --mode=parity.')
 _BATCH_SIZE = flags.DEFINE_integer('batch_size', 0, 'Of parity; 0 = that of the config.')
 _LAYERS = 12  # layers in each iteration of the scan, as in a run of several minutes
 _QUALITY_SIDES, _QUALITY_SEEDS = ('bert_jax', 'torch'), 3
@@ -270,6 +270,8 @@ def _parity(name: str, case: Case) -> dict[str, Any]:
   """Makes steps of both sides in turns."""
   steps = _STEPS.value
   fields = {'model.dropout': 0.0, 'model.attention_dropout': 0.0, 'model.scan_unroll': _LAYERS}
+  if jax.default_backend() == 'gpu':
+    fields['model.dtype'] = 'bfloat16'  # as autocast on the other side
   if _BATCH_SIZE.value:
     fields['batch_size'] = _BATCH_SIZE.value
   run = JaxRun(_config(case, fields), steps)

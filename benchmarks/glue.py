@@ -99,7 +99,8 @@ def _fine_tune(config: dict[str, Any], model_folder: str) -> tuple[float, float]
     for i in range(steps_of_epoch):
       numbers = order[i * size:(i + 1) * size]
       model(**train.batch(numbers), labels=labels[numbers]).loss.backward()
-      torch.nn.utils.clip_grad_norm_(model.parameters(), settings.clip_norm)
+      if settings.clip_norm:
+        torch.nn.utils.clip_grad_norm_(model.parameters(), settings.clip_norm)
       optimizer.step()
       schedule.step()
       optimizer.zero_grad()

@@ -25,7 +25,7 @@ if [ $# = 2 ]; then
   memory="$(nvidia-smi --query-gpu=memory.total --format=csv,noheader,nounits 2>/dev/null |
     head -n 1)"
   [ "${memory:-0}" -ge 130000 ] && next=() || next=(/)
-  parts=(versions base_128 "${next[@]}" large_512 / deterministic resume parity
+  parts=(versions base_128 ${next[@]+"${next[@]}"} large_512 / deterministic resume parity
     ${SQUAD:+fine_tuning} ${TEXT:+embedding} / attention_128 attention_512 launches
     / base_512 large_128)
 fi

@@ -46,7 +46,8 @@ _ON_GPU = {**_BFLOAT16, 'torch_bfloat16': 'sentence-transformers, bfloat16',
            'transformers': 'transformers, bfloat16'}
 _TEXTS = 'texts.json'
 _WORDS = 250  # of a long text: more than 256 tokens
-_TRIED = 1_000  # texts for each batch size
+_TRIED = 8  # batches, at least 1,000 texts, for each batch size
+_TRIALS = 3  # of each batch size; the best counts
 _LONGEST = 256  # tokens of a text, as in all-MiniLM-L6-v2
 
 Embed = Callable[[list[str]], np.ndarray]
@@ -65,6 +66,8 @@ def _texts(kind: str) -> list[str]:
     order = np.random.default_rng(0).permutation(len(sentences))
     return [sentences[i] for i in order[:_SHORT.value]]
   words = ' '.join(sentences).split()
+  if len(words) < _WORDS * _LONG.value:
+    raise app.UsageError(f'--text has {len(words):,} words, too few for {_LONG.value} long texts')
   return [' '.join(words[i * _WORDS:(i + 1) * _WORDS]) for i in range(_LONG.value)]
 
 
@@ -168,12 +171,16 @@ def _serve():
           'int8': functools.partial(_onnx, 'model_quantized')}.get(_SIDE.value)
   texts = json.loads(pathlib.Path(_FOLDER.value, _TEXTS).read_text())
   if make:
-    def seconds(batch):
-      embed, began = make(batch), time.perf_counter()
-      embed(texts[:_TRIED])
-      return time.perf_counter() - began
+    tried = texts[:max(1_000, _TRIED * max(_BATCHES.value))]
 
-    seconds(_BATCHES.value[0])  # warms up
+    def seconds(batch):
+      embed, times = make(batch), []
+      for _ in range(1 + _TRIALS):  # the first one warms up
+        began = time.perf_counter()
+        embed(tried)
+        times.append(time.perf_counter() - began)
+      return min(times[1:])
+
     best = min(_BATCHES.value, key=seconds)
     embed = make(best)
   else:
@@ -195,10 +202,10 @@ def _measure(kind: str, folder: str):
   arguments = [f'--model={_MODEL.value}', f'--text={_TEXT.value}', f'--folder={folder}',
                *(f'--batch={batch}' for batch in _BATCHES.value)]
   titles = _ON_CPU if _on_cpu() else _ON_GPU
-  # One after the other: they choose their batch sizes by time.
-  sides = {name: turns.Side([sys.executable, '-m', 'benchmarks.inference', *arguments,
-                             f'--side={name}'], len(texts)).ready() for name in titles}
   with turns.alone():
+    # One after the other: they choose their batch sizes by time.
+    sides = {name: turns.Side([sys.executable, '-m', 'benchmarks.inference', *arguments,
+                               f'--side={name}'], len(texts)).ready() for name in titles}
     for _ in range(_ROUNDS.value):
       for side in sides.values():
         side.run(1, cold=1 if _on_cpu() else 0)

@@ -19,6 +19,8 @@ from typing import NamedTuple
 from absl import app
 from PIL import Image, PngImagePlugin
 
+from bert_jax.runtime import host
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PICTURE = 'docs/tiny_curves.png'
 _KEY = 'held out'  # of that line in the metadata of the plot
@@ -46,7 +48,7 @@ def _run(workdir: pathlib.Path) -> Figures:
   if process.wait():
     raise SystemExit(f'launch/local.sh ended with {process.returncode}')
   answers = re.search(r'Filled masks:.*?(?=\n\nLoss and accuracy)', out, re.DOTALL)[0]
-  return Figures(os.cpu_count(), round((time.monotonic() - began) / 60),
+  return Figures(host.cores(), round((time.monotonic() - began) / 60),
                  round((first - began) / 60), re.findall(r'step .*held out:.*', out)[-1], answers)
 
 
@@ -58,7 +60,7 @@ def _texts(f: Figures) -> list[tuple[str, str, str]]:
   return [
       ('README.md', r'On \d+ CPU cores it takes .*?\n```\n',
        f'On {f.cores} CPU cores it takes {f.minutes} minutes, {f.install} of them to install, and '
-       f'ends with:\n\n```text\n{f.held_out}\n\n{f.answers}\n```\n'),
+       f'prints near its end:\n\n```text\n{f.held_out}\n\n{f.answers}\n```\n'),
       ('docs/results.md', r'\| `bash launch/local\.sh` \|[^\n]*',
        f'| `bash launch/local.sh` | {f.minutes} min, install included | {loss} | {floor} | {pairs} '
        '|'),
@@ -71,7 +73,7 @@ def _texts(f: Figures) -> list[tuple[str, str, str]]:
 def read(root: pathlib.Path) -> Figures:
   """Reads the figures from the README."""
   block = re.search(r'On (\d+) CPU cores it takes (\d+) minutes, (\d+) of them to install, and '
-                    r'ends with:\n\n```text\n(step .*?)\n\n(.*?)\n```\n',
+                    r'prints near its end:\n\n```text\n(step .*?)\n\n(.*?)\n```\n',
                     (root / 'README.md').read_text(), re.DOTALL)
   return Figures(*map(int, block.groups()[:3]), *block.groups()[3:])
 

@@ -29,7 +29,7 @@ _COUNTS = {'train': flags.DEFINE_integer('count', 400, 'Reviews to train on.'),
 _MODEL = flags.DEFINE_string('model', None, 'What to start from.', required=True)
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder for the runs.', required=True)
 _EPOCHS = flags.DEFINE_float('epochs', 3, 'Passes over the reviews.')
-_RATE = flags.DEFINE_float('learning_rate', 1e-4, 'At its peak.')
+_RATE = flags.DEFINE_float('learning_rate', 1e-4, 'Peak learning rate.')
 _LONGEST = 510  # tokens without [CLS] and [SEP]
 
 

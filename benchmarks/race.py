@@ -28,7 +28,7 @@ _HELD_OUT = flags.DEFINE_string('held_out', None, 'Glob of other text files.', r
 _PAIRS = flags.DEFINE_string('pairs', None, "Minimal pairs in BLiMP's JSON lines.")
 _GLUE = flags.DEFINE_string('glue', None, 'Folder of GLUE.')
 _GLUE_FLAGS = flags.DEFINE_string('glue_flags', '', "Further flags of the suite: '--seeds=1 ...'.")
-_MINUTES = flags.DEFINE_float('minutes', 30, 'Of training, for each side.')
+_MINUTES = flags.DEFINE_float('minutes', 30, 'Minutes of training for each side.')
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder for the runs.', required=True)
 _SIDES = flags.DEFINE_list('sides', ['pytorch', 'bert', 'speedrun'], 'Some of the sides.')
 

@@ -37,8 +37,8 @@ _HELD_OUT = flags.DEFINE_string('held_out', None, 'Glob of other text files.', r
 _PAIRS = flags.DEFINE_string('pairs', None, 'Glob of minimal pairs.', required=True)
 _OUTPUT = flags.DEFINE_string('output', None, 'Folder of the record.', required=True)
 _MINUTES = flags.DEFINE_float('minutes', 0, 'Of training.')
-_STEPS = flags.DEFINE_integer('steps', 0, 'Of training, instead of --minutes.')
-_SEED = flags.DEFINE_integer('seed', 0, 'Of the run.')
+_STEPS = flags.DEFINE_integer('steps', 0, 'Training steps, instead of --minutes.')
+_SEED = flags.DEFINE_integer('seed', 0, 'Seed of the run.')
 _FIELDS = flags.DEFINE_multi_string('fields', [], 'FIELD=VALUE of the config; may be repeated.')
 
 

@@ -63,7 +63,7 @@ def _measure(path: str, folder: pathlib.Path) -> tuple[float, float, float]:
 
 def main(_):
   """Prints a table."""
-  print('| state of | GB | one copy in memory | a save holds the loop up | beyond the copy |')
+  print('| state of | GB | one copy in memory | a save blocks the loop | beyond the copy |')
   print('| --- | --- | --- | --- | --- |')
   for path in _CONFIGS.value:
     with tempfile.TemporaryDirectory() as folder:

@@ -3,8 +3,8 @@
   python -m benchmarks.scaling
 
 Simulated devices share the machine's cores, so the same rows on 1, 2, 4 and 8 of them
-would take the same time if splitting cost nothing. Each chip has --rows rows, and the
-first slice of each generation uses no network. The times of chips are rooflines
+would take the same time if splitting cost nothing. Each chip has --rows rows. The network
+time of the first slice of each generation does not count. The times of chips are rooflines
 (`bert_jax.plan`). In the best case the network time overlaps with computation, in the
 worst case it comes after it. No TPU is needed.
 """

@@ -3,7 +3,8 @@
   python -m benchmarks.search --folder=DIR [--vectors=1000000] [--queries=1000] [--rounds=3]
 
 Each turn is a separate process that searches a file of random vectors for the best 100 of
-every query. Imports do not count, compilation does. The file (1.5 GB) is in the folder.
+every query. Imports do not count, compilation does. The command writes this file (1.5 GB)
+into --folder.
 """
 
 import json
@@ -33,10 +34,11 @@ def _numpy_search(queries, path, k):
   total = len(np.load(path, mmap_mode='r'))
   for first in range(0, total, _BLOCK):
     block = np.array(np.load(path, mmap_mode='r')[first:first + _BLOCK])
-    numbers = np.broadcast_to(first + np.arange(len(block)), (len(queries), len(block)))
-    scores = np.concatenate([scores, queries @ block.T], axis=1)
-    index = np.concatenate([index, numbers], axis=1)
-    best = np.argpartition(-scores, k - 1, axis=1)[:, :k]
+    new = queries @ block.T
+    best = np.argpartition(new, -min(k, len(block)), axis=1)[:, -k:]
+    scores = np.concatenate([scores, np.take_along_axis(new, best, 1)], axis=1)
+    index = np.concatenate([index, first + best], axis=1)
+    best = np.argpartition(scores, -k, axis=1)[:, -k:]
     scores, index = (np.take_along_axis(x, best, 1) for x in (scores, index))
   order = np.lexsort((index, -scores))
   return np.take_along_axis(scores, order, 1), np.take_along_axis(index, order, 1)

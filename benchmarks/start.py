@@ -19,7 +19,7 @@ from bert_jax.runtime import console
 
 _RECORDS = flags.DEFINE_string('records', None, 'A folder of bert_jax.prepare.', required=True)
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder for the runs.', required=True)
-_CONFIGS = flags.DEFINE_list('configs', ['configs/tiny.py', 'configs/base.py'], 'What is started.')
+_CONFIGS = flags.DEFINE_list('configs', ['configs/tiny.py', 'configs/base.py'], 'Configs to start.')
 _ROUNDS = flags.DEFINE_integer('rounds', 3, 'Starts with a full cache.')
 
 

@@ -48,7 +48,8 @@ class TorchRun:
         [{'params': decayed, 'weight_decay': settings.weight_decay},
          {'params': plain, 'weight_decay': 0.0}], lr=1.0, betas=(settings.b1, settings.b2),
         eps=settings.eps, fused=self._device == 'cuda')
-    self._rate = optimizer_lib.learning_rate(settings, train_steps)
+    rate = optimizer_lib.learning_rate(settings, train_steps)
+    self._rates = [float(rate(step)) for step in range(train_steps)]
     self._clip = settings.clip_norm
 
   def _inputs(self, f: Features, numbers: Sequence[int]) -> dict[str, torch.Tensor]:
@@ -94,9 +95,10 @@ class TorchRun:
     with self._products():
       loss = self._loss(batches.features, batches.examples(number))
     loss.backward()
-    torch.nn.utils.clip_grad_norm_(self._model.parameters(), self._clip)
+    if self._clip:
+      torch.nn.utils.clip_grad_norm_(self._model.parameters(), self._clip)
     for group in self._optimizer.param_groups:
-      group['lr'] = float(self._rate(number))
+      group['lr'] = self._rates[number]
     self._optimizer.step()
     value = loss.item()
     self.seconds += time.perf_counter() - began

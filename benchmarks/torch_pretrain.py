@@ -23,13 +23,14 @@ import transformers
 from bert_jax.data import corpus, records
 
 _RECORDS = flags.DEFINE_string('records', None, 'A folder of bert_jax.prepare.', required=True)
-_MINUTES = flags.DEFINE_float('minutes', 30, 'Of training.')
+_MINUTES = flags.DEFINE_float('minutes', 30, 'Minutes of training.')
 _OUTPUT = flags.DEFINE_string('output', None, 'Folder for the models.', required=True)
 _RATES = flags.DEFINE_multi_float('rate', [1e-4, 5e-4, 1e-3], 'Learning rates to choose from.')
 
 _LENGTH, _ROWS = 128, 32
 _APART = 64  # held-out rows that choose the learning rate
 _SIZES = dict(hidden_size=256, num_hidden_layers=4, num_attention_heads=4, intermediate_size=1024)
+_DEVICE = 'cuda' if torch.cuda.is_available() else 'cpu'
 _WARM, _TIMED = 5, 20  # steps before the clock starts, and steps that measure the speed
 
 
@@ -53,13 +54,13 @@ class _Run:
     transformers.set_seed(0)
     config = transformers.BertConfig(vocab_size=len(tokenizer), max_position_embeddings=_LENGTH,
                                      **_SIZES)
-    self.model = transformers.BertForMaskedLM(config)
+    self.model = transformers.BertForMaskedLM(config).to(_DEVICE)
     self._rows, self._rate, self._minutes = rows, rate, minutes
     self._collate = transformers.DataCollatorForLanguageModeling(tokenizer, mlm_probability=0.15)
 
   def _batch(self, step: int):
     first = step * _ROWS % (len(self._rows) - _ROWS)
-    return self._collate(self._rows[first:first + _ROWS])
+    return self._collate(self._rows[first:first + _ROWS]).to(_DEVICE)
 
   def train(self, save=lambda model, tenth: None) -> int:
     """Trains for the minutes, saves at every tenth of the steps, returns the steps."""
@@ -97,7 +98,7 @@ class _Run:
   def loss(self, rows) -> float:
     """Returns the loss on some rows with fixed masks."""
     transformers.set_seed(0)
-    return self.model.eval()(**self._collate(rows)).loss.item()
+    return self.model.eval()(**self._collate(rows).to(_DEVICE)).loss.item()
 
 
 def main(_):

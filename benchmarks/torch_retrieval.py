@@ -24,10 +24,10 @@ _KIND = flags.DEFINE_enum('kind', None, ['embedder', 'late', 'reranker'],
 _MODEL = flags.DEFINE_string('model', None, 'To start from.', required=True)
 _DATA = flags.DEFINE_string('data', None, 'JSON lines of examples.', required=True)
 _OUTPUT = flags.DEFINE_string('output', None, 'Folder for the model.', required=True)
-_STEPS = flags.DEFINE_integer('steps', None, 'Of training.', required=True)
+_STEPS = flags.DEFINE_integer('steps', None, 'Training steps.', required=True)
 _BATCH_SIZE = flags.DEFINE_integer('batch_size', None, 'Queries per step.', required=True)
 _RATE = flags.DEFINE_float('rate', None, 'Learning rate.', required=True)
-_SEED = flags.DEFINE_integer('seed', 0, 'Of dropout and of new weights.')
+_SEED = flags.DEFINE_integer('seed', 0, 'Seed of dropout and of new weights.')
 _LENGTH = flags.DEFINE_integer('length', None, 'Tokens per input.', required=True)
 
 

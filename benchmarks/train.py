@@ -35,6 +35,7 @@ from benchmarks import limits, train_steps, turns
 from bert_jax import config as config_lib
 from bert_jax.model import architectures
 from bert_jax.parallel import mesh as mesh_lib
+from bert_jax.runtime import host
 
 _TEXT = flags.DEFINE_string('text', None, 'Glob of text files, or token records.', required=True)
 _VOCAB = flags.DEFINE_string('vocab', '', 'vocab.txt of 30,522 entries; records have their own.')
@@ -48,7 +49,7 @@ _SIDES = flags.DEFINE_list('sides', ['torch', 'torch_full', 'torch_bf16', 'torch
                            'variants of bert_jax: scan, xla, cudnn, triton, deterministic, '
                            'deterministic_cublas.')
 _ATTENTION_DROPOUT = flags.DEFINE_float('attention_dropout', 0.1, 'Of bert_jax and torch.')
-_UNROLL = flags.DEFINE_integer('scan_unroll', 0, 'Layers in each turn of the scan; 0 = all.')
+_UNROLL = flags.DEFINE_integer('scan_unroll', 0, 'Layers in each iteration of the scan; 0 = all.')
 _ROUNDS = flags.DEFINE_integer('rounds', 5, 'Turns of each side.')
 _STEPS = flags.DEFINE_integer('steps', 4, 'Counted steps per turn.')
 _MODULES = flags.DEFINE_bool('modules', False, 'Also list the time of modules.')
@@ -171,11 +172,14 @@ def _measure(size: str, length: int, workdir: epath.Path) -> list[dict[str, Any]
 
 def _machine() -> str:
   kind = jax.devices()[0].device_kind
-  return f'{os.cpu_count()} cores, {platform.machine()}' if kind == 'cpu' else kind
+  return f'{host.cores()} cores, {platform.machine()}' if kind == 'cpu' else kind
 
 
 def main(_):
   """Measures every size and length, and prints a table."""
+  for side in set(_SIDES.value) & _PYTHONS.keys():
+    if not _PYTHONS[side].value:
+      raise app.UsageError(f'--sides={side} needs --{side}_python, or leave it out of --sides')
   turns.busy()
   workdir, lines = epath.Path(_WORKDIR.value), []
   for size in _SIZES.value:

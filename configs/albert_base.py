@@ -3,7 +3,7 @@ r"""ALBERT-base (12 x 768, shared layers): sentence order, n-grams, SentencePiec
   python -m bert_jax.main --config=configs/albert_base.py --workdir=runs/albert \
       --config.data.source='corpus/*.txt.gz'
 
-Lan et al. 2020 (arXiv:1909.11942), appendix A.4, without dropout as in version 2 of the
+Lan et al. 2020 (arXiv:1909.11942), section 4.1, without dropout as in version 2 of the
 model. Hardware: a TPU slice. Not run yet.
 """
 

@@ -16,4 +16,5 @@ def get_config():
   c = config.pretraining('base')
   c.model.dtype = 'auto'
   c.data.heldout = 0.005
+  c.optimizer.eps = 1e-6  # as in google-research/bert
   return c

@@ -22,5 +22,6 @@ def get_config():
   c.model.vocab_size, c.model.dtype = 21_128, 'auto'
   c.data.language = 'zh'
   c.data.heldout = 0.005
+  c.optimizer.eps = 1e-6  # as in google-research/bert
   c.masking.unit = 'whole_word'
   return c

@@ -5,7 +5,7 @@ r"""DistilBERT (6 x 768), which learns from a BERT of the same width and vocabul
 
 Sanh et al. 2019 (arXiv:1910.01108). The student uses the teacher's vocabulary, and starts
 from every second layer of the teacher. The optimizer is that of the authors'
-`distillation/train.py`. Hardware: a TPU slice or GPUs. Not run yet.
+`distillation/train.py` and `distiller.py`. Hardware: a TPU slice or GPUs. Not run yet.
 """
 
 from bert_jax import config
@@ -19,7 +19,7 @@ def get_config():
   c.data.sequences = 'full_sentences'
   c.data.heldout = 0.005
   c.train_steps, c.batch_size, c.max_len, c.phases = 6_000, 4096, 512, ()
-  c.optimizer.learning_rate, c.optimizer.eps = 5e-4, 1e-6
+  c.optimizer.learning_rate, c.optimizer.b2, c.optimizer.eps = 5e-4, 0.98, 1e-6
   c.optimizer.warmup_steps = 300
   c.optimizer.weight_decay, c.optimizer.clip_norm = 0.0, 5.0
   return c

@@ -4,8 +4,9 @@
 # shellcheck source=launch/help.sh
 . "$(dirname "${BASH_SOURCE[0]}")/help.sh"
 set -euo pipefail
-if [ "${BASH_VERSINFO[0]}" -lt 4 ]; then
-  echo "bert_jax: bash $BASH_VERSION is too old for this script: install bash 4 or newer" >&2
+# With `set -u`, an empty array is an unbound variable before 4.4.
+if ((BASH_VERSINFO[0] * 100 + BASH_VERSINFO[1] < 404)); then
+  echo "bert_jax: bash $BASH_VERSION is too old for this script: install bash 4.4 or newer" >&2
   exit 2
 fi
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

@@ -5,7 +5,7 @@
 # shellcheck source=launch/help.sh
 . "$(dirname "${BASH_SOURCE[0]}")/help.sh"
 # shellcheck source=launch/venv.sh
-. "$(dirname "${BASH_SOURCE[0]}")/venv.sh" requirements.txt
+. "$(dirname "${BASH_SOURCE[0]}")/venv.sh" auto
 workdir="${1:-runs/tiny}"
 
 "$VENV/bin/python" -m bert_jax.main --config=configs/tiny.py --workdir="$workdir" "${@:2}"

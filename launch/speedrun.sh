@@ -8,5 +8,5 @@
 # shellcheck source=launch/help.sh
 . "$(dirname "${BASH_SOURCE[0]}")/help.sh"
 # shellcheck source=launch/venv.sh
-. "$(dirname "${BASH_SOURCE[0]}")/venv.sh" requirements.txt
+. "$(dirname "${BASH_SOURCE[0]}")/venv.sh" auto
 exec "$VENV/bin/python" -m benchmarks.race --sides=speedrun --workdir=runs/speedrun "$@"

@@ -129,8 +129,12 @@ case "$ACTION" in
   resume)
     state=PREEMPTED
     if ! $DRY_RUN; then
-      state="$("${tpu[@]}" describe "$name" "${zone[@]}" --format='value(state)' 2> /dev/null ||
-        echo GONE)"
+      # Only a missing machine may be created again: a network error says nothing about it.
+      state="$("${tpu[@]}" describe "$name" "${zone[@]}" --format='value(state)' 2>&1)" ||
+        case "$state" in
+          *NOT_FOUND* | *"not found"*) state=GONE ;;
+          *) fail "$name cannot be described: $state" ;;
+        esac
     fi
     case "$state" in
       READY) ;;

@@ -1,6 +1,7 @@
 # shellcheck shell=bash
 # Sourced by the other scripts. Creates .venv in the repository and installs a requirements file:
 #   . launch/venv.sh requirements.txt
+# `auto` installs the file for the accelerator of this machine.
 # PYTHON names the interpreter (a path, or python3.12), VENV the folder. Without PYTHON it tries
 # 3.13, 3.12, 3.11 and then python3, on the PATH or installed by pyenv. If none is new enough, or
 # Debian has removed its venv module, uv installs one.
@@ -33,4 +34,12 @@ if ! "$VENV/bin/python" -m pip --version > /dev/null 2>&1 &&
     exit 2
   fi
 fi
-"$VENV/bin/python" -m pip install --quiet --disable-pip-version-check -r "$1"
+requirements="$1"
+if [ "$requirements" = auto ]; then
+  requirements='requirements.txt'
+  if compgen -G '/dev/nvidia[0-9]*' > /dev/null; then requirements='requirements-gpu.txt'; fi
+  if compgen -G '/dev/accel*' > /dev/null || compgen -G '/dev/vfio/[0-9]*' > /dev/null; then
+    requirements='requirements-tpu.txt'
+  fi
+fi
+"$VENV/bin/python" -m pip install --quiet --disable-pip-version-check -r "$requirements"

@@ -334,7 +334,7 @@ def test_the_environment_has_the_newest_python(tmp_path, usable, chosen):
     file.chmod(0o755)
   environment = {'PATH': f'{tmp_path}:/usr/bin:/bin', 'VENV': f'{tmp_path}/venv',
                  'PYENV_ROOT': f'{tmp_path}/pyenv'}
-  subprocess.run(['bash', '-c', '. launch/venv.sh requirements.txt'], cwd=ROOT, env=environment,
+  subprocess.run(['bash', '-c', '. launch/venv.sh auto'], cwd=ROOT, env=environment,
                  check=True)
   assert (tmp_path / 'chosen').read_text().strip() == chosen
 

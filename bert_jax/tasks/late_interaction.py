@@ -185,18 +185,20 @@ class LateFiles(sentence_embedding.EmbeddingFiles):
       # A field of each line: a list with a teacher's score of the positive and of each
       # negative, as `mine --teacher` writes it. The loss then follows these scores.
       'data.scores_column': Field(''),
-      # In the fields below, 0 and auto mean the value of init_from if it is a ColBERT.
-      # Otherwise they mean the value that the comment of the field gives.
-      'data.width': Field(0, at_least(0)),  # numbers in a vector; 0 = 128
-      'data.query_prompt': Field(_AUTO),  # text before each query; auto = none
-      'data.document_prompt': Field(_AUTO),  # text before each document; auto = none
+      # Numbers in a vector; 0 = as in init_from if it is a ColBERT, else 128.
+      'data.width': Field(0, at_least(0)),
+      # Text before each query; auto = as in init_from if it is a ColBERT, else none.
+      'data.query_prompt': Field(_AUTO),
+      # Text before each document; auto = as in init_from if it is a ColBERT, else none.
+      'data.document_prompt': Field(_AUTO),
       # none, or how [MASK] fills a short query: fixed = to query_length exactly, min = at
-      # least; with _visible the other tokens see these [MASK]. auto = fixed, for DeBERTa
-      # fixed_visible.
+      # least; with _visible the other tokens see these [MASK]. auto = as in init_from if it
+      # is a ColBERT, else fixed, for DeBERTa fixed_visible.
       'data.query_expansion': Field(_AUTO, one_of((_AUTO, *EXPANSIONS))),
-      # Tokens of a query; 0 = 32, or max_len if it is smaller.
+      # Tokens of a query; 0 = as in init_from if it is a ColBERT, else 32 or a smaller max_len.
       'data.query_length': Field(0, at_least(0)),
-      # Tokens of documents that do not count; () = none, auto = punctuation.
+      # Tokens of documents that do not count; () = none, auto = as in init_from if it is a
+      # ColBERT, else punctuation.
       'data.skipped_words': Field((_AUTO,)),
       'batch_size': 32,
       'max_len': 180,

@@ -224,8 +224,9 @@ def child(name: str, first: int, count: int, folder: pathlib.Path):
 
 def _read_in_children(name: str, first: int, end: int, place: pathlib.Path) -> list[str]:
   """The failures of a reader on inputs `first` to `end - 1`."""
-  findings, last = [], first
+  findings = []
   while first < end:
+    last = first  # a child that dies at once names no input
     running = subprocess.Popen(
         [sys.executable, '-m', 'tests.faults.fuzz', name, str(first), str(end - first), str(place)],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors='replace')
