@@ -150,12 +150,14 @@ def test_a_host_refuses_a_second_run(tmp_path):
 @pytest.mark.parametrize('state, calls', [
     ('READY', ['describe', 'ssh']),
     ('PREEMPTED', ['describe', 'delete', 'create', 'scp', 'ssh', 'ssh']),
-    ('', ['describe', 'create', 'scp', 'ssh', 'ssh']),  # no such machine
+    ('NOT_FOUND', ['describe', 'create', 'scp', 'ssh', 'ssh']),
+    ('UNAVAILABLE', ['describe']),  # the network failed: the machine may be sound
     ('CREATING', ['describe']), ('REPAIRING', ['describe'])])
 def test_resume_recreates_only_a_preempted_or_missing_machine(tmp_path, state, calls):
   (tmp_path / 'gcloud').write_text(
       f'#!/bin/bash\necho "$4" >> {tmp_path}/calls\n'
-      f'if [ "$4" = describe ]; then [ -n "{state}" ] && echo {state}; fi\n')
+      f'if [ "$4" = describe ]; then echo {state}; fi\n'
+      f'[ "$4 {state}" != "describe NOT_FOUND" ] && [ "$4 {state}" != "describe UNAVAILABLE" ]\n')
   (tmp_path / 'gcloud').chmod(0o755)
   done = subprocess.run(
       ['bash', 'launch/tpu_vm.sh', 'resume', '--name=b', '--zone=z', '--type=v5litepod-8', '--',
