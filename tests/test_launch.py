@@ -165,8 +165,9 @@ def test_resume_recreates_only_a_preempted_or_missing_machine(tmp_path, state, c
       capture_output=True)
   assert (tmp_path / 'calls').read_text().split() == calls
   if len(calls) == 1:
-    assert (done.returncode, done.stderr) == (
-        2, f'bert_jax: b is {state}: wait until it is READY, or delete it\n')
+    assert (done.returncode, done.stderr) == (2, {
+        'UNAVAILABLE': 'bert_jax: b cannot be described: UNAVAILABLE\n'}.get(
+            state, f'bert_jax: b is {state}: wait until it is READY, or delete it\n'))
 
 
 def test_a_dry_run_of_resume_recreates_the_machine():
