@@ -257,8 +257,8 @@ NO_REMEDY = re.compile(r"""
     |.*(holds\ no\ (document|example|pair|text)|holds\ NaN|not\ a\ SentencePiece|names\ __builtin__)
     |.*(nothing\ to\ learn\ from\ one|is\ none\ of\ the|not\ a\ number|a\ word\ without\ a\ tag)
     |.*(is\ not\ in\ SQuAD's\ format|not\ a\ config\ of|holds\ no\ model|one\ of\ bert,)
-    |.*(has\ no\ masked-LM\ head|is\ for\ no\ task|is\ not\ for|no\ \[MASK\]\ in|lacks\ dev.tsv)
-    |.*(no\ column\ 'linguistics_term'|could\ not\ convert|that\ corpus.jsonl\ lacks)
+    |.*(has\ no\ masked-LM\ head|is\ for\ no\ task|no\ \[MASK\]\ in|lacks\ dev.tsv)
+    |.*(no\ column\ 'linguistics_term')
     |.*(lacks\ every\ relevant|that\ queries.jsonl\ lacks|with\ the\ text\ '_id'|nothing\ to\ score)
     |vocab_size\ is\ 63""", re.X)
 

@@ -73,12 +73,14 @@ def test_the_run_finds_the_code_from_any_folder(tmp_path):
   assert (done.returncode, done.stderr) == (2, 'bert_jax: --config=nowhere.py is not a file\n')
 
 
-def test_sigterm_ends_a_pause(tmp_path):
+def test_sigterm_ends_a_pause(tmp_path, capfd):
   supervisor = supervise.Supervisor([sys.executable, '-c', 'raise SystemExit(1)'], str(tmp_path))
   threading.Timer(2, lambda: os.kill(os.getpid(), signal.SIGTERM)).start()
   began = time.monotonic()
   assert supervisor.run(3, 60) == errors.EXIT_PREEMPTED
   assert time.monotonic() - began < 30
+  captured = capfd.readouterr()
+  assert 'in 60 s' in captured.out + captured.err
 
 
 def test_a_negative_pause_is_refused():

@@ -29,8 +29,9 @@ def result(score, **values):
 def test_swept_values_are_parsed():
   assert SWEEP['parse'](['seed=0,1', 'phases=((1,2,3),(4,5,6)),()', 'data.labels=[1,2],[3]']) == {
       'seed': ['0', '1'], 'phases': ['((1,2,3),(4,5,6))', '()'], 'data.labels': ['[1,2]', '[3]']}
-  for wrong in ([], ['seed'], ['seed='], ['seed=1', 'seed=2']):
-    with pytest.raises(UserError, match='sweep'):
+  for wrong, message in (([], 'give at least one'), (['seed'], 'is not FIELD'),
+                         (['seed='], 'is not FIELD'), (['seed=1', 'seed=2'], 'is swept twice')):
+    with pytest.raises(UserError, match=message):
       SWEEP['parse'](wrong)
 
 

@@ -211,7 +211,8 @@ def child(name: str, first: int, count: int, folder: pathlib.Path):
     try:
       read(changed)
     except UserError as e:
-      if '\n' in str(e) and len(str(e)) > 2000:
+      # `ending.end` joins the lines of a message.
+      if len(str(e)) > 2000:
         wrong = f'a message of {len(str(e))} characters'
     except BaseException as e:  # anything else is a finding
       wrong = f'{type(e).__name__}: {str(e)[:200]}'

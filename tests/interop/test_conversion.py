@@ -90,6 +90,14 @@ def test_a_head_that_an_embedder_cannot_keep_is_named(tmp_path, capsys):
   assert len(lost) == 1 and 'classifier' in lost[0] and 'an embedder does not use' in lost[0]
 
 
+def test_a_folder_that_pytorch_reads_differently_is_refused(theirs, tmp_path, monkeypatch):
+  monkeypatch.setattr(verify, '_transformers_outputs', lambda _, model: {
+      'hidden states': verify._outputs(model)['hidden states'] + 1})
+  with pytest.raises(UserError, match='^PyTorch: the hidden states differ'):
+    conversion.convert(str(theirs), str(tmp_path / 'out'), 'huggingface')
+  assert not list(tmp_path.iterdir())
+
+
 def test_older_packages_are_not_compared(monkeypatch):
   versions = {'torch': '2.1.0+cpu', 'transformers': '4.57.1', 'sentence-transformers': '6.0.0'}
   monkeypatch.setattr(verify.importlib.metadata, 'version', versions.get)
@@ -215,10 +223,13 @@ def test_a_wrong_vocabulary_is_refused(theirs, tmp_path, monkeypatch):
 
 
 def test_verify_writes_nothing(theirs, tmp_path, capsys):
-  before = sorted(theirs.rglob('*'))
+  def content():
+    return {path: path.read_bytes() for path in theirs.rglob('*') if path.is_file()}
+
+  before = content()
   conversion.convert(str(theirs), None, 'bert_jax', verify_only=True)
   assert 'nothing was kept' in capsys.readouterr().out
-  assert sorted(theirs.rglob('*')) == before
+  assert content() == before
   other = tmp_path / 'other'
   shutil.copytree(theirs, other)
   path = str(other / 'model.safetensors')
@@ -280,6 +291,9 @@ def test_stablehlo_is_verified_if_attention_depends_on_the_length(member, tmp_pa
   model = glue_suite.twin_of(Pretrained(config, {}, tokenizer))
   stablehlo.save(model, epath.Path(tmp_path))
   assert list(stablehlo.compare(model, epath.Path(tmp_path)))
+  other = dataclasses.replace(model, params=jax.tree.map(lambda x: x + 0.01, model.params))
+  with pytest.raises(UserError, match='the outputs differ by'):
+    list(stablehlo.compare(other, epath.Path(tmp_path)))
 
 
 def test_an_exported_classifier_keeps_its_max_len(tmp_path, capsys):

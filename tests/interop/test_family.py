@@ -272,6 +272,8 @@ def test_missing_fields_have_the_defaults_of_transformers(name):
     ('Electra', {'embedding_size': 32}, 'lacks tensors: embeddings.projection'),
     ('DistilBert', {'activation': 'mish'}, "activation='mish' is unknown"),
     ('DistilBert', {'dim': 32}, 'but its config needs'),
+    ('ModernBert', {'layer_types': ['full_attention'] * 2 + ['sliding_attention'] * 2},
+     'without a period'),
     ('ModernBert', {'local_attention': 2**33}, 'local_window is 8589934592: it can be at most'),
     ('ModernBert', {'hidden_size': 2**33}, 'hidden_size is 8589934592: it can be at most')])
 def test_a_config_that_does_not_fit_is_refused(tmp_path, title, fields, message):

@@ -184,6 +184,13 @@ def untie(folder):
   save_file(tensors | {'cls.predictions.decoder.weight': table + 1}, path)
 
 
+def index(**parts):
+  def breaks(folder):
+    (folder / 'model.safetensors').rename(folder / 'a.safetensors')
+    (folder / 'model.safetensors.index.json').write_text(json.dumps(parts))
+  return breaks
+
+
 def pickle_only(folder):
   (folder / 'model.safetensors').rename(folder / 'pytorch_model.bin')
 
@@ -215,6 +222,8 @@ def pickle_only(folder):
     (lambda d: (d / 'config.json').unlink(), 'holds no model: none of run.json'),
     (lengthen_vocab, "has 1,002 entries, the table of the model 1,000 rows: 'more0' is the first"),
     (lambda d: (d / 'vocab.txt').unlink(), 'holds no vocabulary: none of tokenizer.json'),
+    (index(weight_map={'x': '../a.safetensors'}), 'which is not in its folder'),
+    (index(), 'has no weight_map'),
     (lambda d: (d / 'tokenizer_config.json').write_text('{"model_max_length": 4}'),
      'model_max_length=4: it must be a number, at least 8'),
 ])

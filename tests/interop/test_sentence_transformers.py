@@ -349,7 +349,9 @@ def test_a_run_keeps_the_pooling_of_its_start_and_exports_it(tmp_path):
   conversion.convert(str(tmp_path / 'own'), str(tmp_path / 'new'), 'sentence_transformers')
   np.testing.assert_allclose(theirs(tmp_path / 'new'), expected, atol=1e-5)
   # The run continues with this pooling, and an explicit pooling wins.
-  run.run(config(tmp_path, str(start), **{'train_steps': 2}), str(tmp_path / 'run'))
+  run.run(config(tmp_path, str(start), **{'train_steps': 3, 'allow_schedule_change': True}),
+          str(tmp_path / 'run'))
+  assert json.loads((tmp_path / 'run/run.json').read_text())['config']['data']['pooling'] == 'cls'
   run.run(config(tmp_path, str(start), **{'data.pooling': 'max'}), str(tmp_path / 'other'))
   assert load_lib.load(str(tmp_path / 'other')).text_layout.pooling == ('max',)
 

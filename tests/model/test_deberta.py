@@ -103,7 +103,8 @@ def test_every_option_gives_the_states_of_transformers(tmp_path, options):
   assert len(ours.hidden) == len(expected.hidden_states) == 3
   for a, b in zip(ours.hidden, expected.hidden_states):
     test_family.close(np.asarray(a)[real], b[torch.tensor(real)], 2e-5)
-  for a, b in zip(ours.attention, expected.attentions):
+  assert len(ours.attention) == 2
+  for a, b in zip(ours.attention, expected.attentions, strict=True):
     test_family.close(np.asarray(a)[0], b[0], 2e-6)  # the row without padding
 
 

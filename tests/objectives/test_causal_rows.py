@@ -142,8 +142,6 @@ def test_the_loss_follows_its_formula():
               for i in range(2) for p in np.array(masked.positions[i][masked.weights[i] > 0])]
   assert count == len(expected) > 4
   assert float(total) == pytest.approx(float(sum(expected)), rel=1e-5)
-  # An evaluation has no causal rows.
-  assert task.measure(params, {}, rows)['mlm_loss'][0] != total
 
 
 @functools.cache

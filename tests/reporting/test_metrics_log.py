@@ -60,7 +60,7 @@ def test_the_bar_says_the_time_left_in_days():
   bar = metrics_log._Bar(total=100_000, initial=10_000, file=io.StringIO(),
                     bar_format='{n_fmt}/{total_fmt} [{left} left]')
   bar.n = 10_001
-  bar.start_t -= 4  # a step took 4 s, 89,999 are left: 359,996 s
+  bar.start_t -= 3.98  # 3.98 s and the time until `str`; 89,999 steps are left: 358,196 s
   assert str(bar) == '10001/100000 [4 d 3 h left]'
   bar.close()
 

@@ -108,6 +108,7 @@ def test_the_best_checkpoint_is_kept_and_loaded(pretrained, tmp_path):
   run.run(c, str(tmp_path / 'run'))
   evaluations = {x['step']: x['eval_accuracy'] for x in read_metrics(tmp_path / 'run')
                  if 'eval_loss' in x}
+  assert max(evaluations.values()) > evaluations[max(evaluations)]
   model = load_lib.load(str(tmp_path / 'run'))
   step = model.facts['steps']
   assert evaluations[step] == max(evaluations.values())

@@ -248,6 +248,9 @@ def test_a_teacher_uses_the_dtype_and_attention_of_its_student(tmp_path):
   c.max_len = 128
   with pytest.raises(UserError, match='reads at most 64 tokens, but rows have up to 128'):
     initial.load_teacher(c)
+  c.max_len, c.model.hidden_size = 64, 64
+  with pytest.raises(UserError, match='their hidden states cannot be compared'):
+    initial.load_teacher(c)
 
 
 def test_a_student_starts_with_layers_of_its_teacher(tmp_path):

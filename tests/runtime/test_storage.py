@@ -4,7 +4,10 @@ import json
 import pathlib
 
 from etils import epath
+import pytest
 
+from bert_jax.data import records
+from bert_jax.errors import UserError
 from bert_jax.runtime import host, sealed, storage
 
 
@@ -35,6 +38,19 @@ def test_a_path_that_is_not_utf8_does_not_damage_a_sealed_file(tmp_path):
   path = epath.Path(tmp_path) / 'run.json'
   path.write_text(json.dumps(sealed.seal(content)))
   assert sealed.read(path) == content
+
+
+def test_a_file_too_large_for_a_description_is_refused(tmp_path, monkeypatch):
+  path = epath.Path(tmp_path) / 'config.json'
+  path.write_text('{"a": 1}')
+  monkeypatch.setattr(storage, '_LARGEST_JSON', 3)
+  with pytest.raises(UserError, match='too large to describe a model'):
+    storage.read_json(path)
+
+
+def test_records_in_a_bucket_are_not_replaced():
+  with pytest.raises(UserError, match='replaces folders of this machine'):
+    records.replacing('gs://bucket/records')
 
 
 def test_a_fetched_folder_has_no_empty_folders(tmp_path, monkeypatch):

@@ -81,9 +81,18 @@ def torch_side(folder, task_name, settings):
 def compare_outputs(theirs, task_name, f, outputs):
   """Compares the outputs for the first inputs of the evaluated file."""
   with torch.inference_mode():
-    for number, x in enumerate(f.inputs[:20]):
-      if task_name == 'multiple_choice':
-        break
+    for i in range(10 if task_name == 'multiple_choice' else 0):
+      choices = [f.inputs[n] for n in range(f.first[i], f.first[i + 1])]
+      length = max(len(x.ids) for x in choices)
+      ids, types, mask = (
+          torch.tensor([[[*row, *[0] * (length - len(row))] for row in rows]]) for rows in (
+              [x.ids for x in choices], [x.type_ids for x in choices],
+              [[1] * len(x.ids) for x in choices]))
+      expected = theirs(input_ids=ids, token_type_ids=types, attention_mask=mask).logits[0].numpy()
+      ours = by_example(outputs)[i, :len(choices)]
+      # A shift of all choices is noise.
+      np.testing.assert_allclose(ours - ours.mean(), expected - expected.mean(), atol=1e-3)
+    for number, x in enumerate(f.inputs[:20] if task_name != 'multiple_choice' else ()):
       reference = theirs(input_ids=torch.tensor([x.ids]), token_type_ids=torch.tensor([x.type_ids]))
       if task_name == 'sequence_classification':
         np.testing.assert_allclose(by_example(outputs)[number], reference.logits[0], atol=1e-3)

@@ -63,6 +63,18 @@ def test_every_run_evaluates_all_held_out_rows_in_the_same_order():
   assert tokens == one.corpus.heldout.num_tokens
 
 
+def test_an_evaluation_has_no_causal_rows():
+  data, batches = made(causal_rows=0.5), []
+
+  def measure(batch):
+    batches.append(batch)
+    return {'mlm_loss': (1.0, 1.0), 'nsp_loss': (1.0, 1.0), 'tokens': (20.0, 1.0)}
+
+  assert data.rows(0).tokens.causal.any()
+  data.evaluate(measure, 1)
+  assert batches and all(batch.tokens.causal is None for batch in batches)
+
+
 def test_phases_are_evaluated_at_their_length_and_count_their_flops():
   data = made(phases=((4, 32, 4), (5, 16, 4)))
   assert [evaluated(data, step)[0].shape[1] for step in (4, 5, 9)] == [32, 16, 16]
