@@ -76,6 +76,7 @@ def _child(side: str) -> str:
 
 def _main(_):
   folder = pathlib.Path(_FOLDER.value)
+  folder.mkdir(parents=True, exist_ok=True)
   if _SIDE.value == 'make':
     _make(folder / 'corpus.npy', _VECTORS.value, 0)
     return _make(folder / 'queries.npy', _QUERIES.value, 1)

@@ -35,6 +35,7 @@ if ! "$VENV/bin/python" -m pip --version > /dev/null 2>&1 &&
   fi
 fi
 requirements="$1"
+# The device files of bert_jax/runtime/host.py.
 if [ "$requirements" = auto ]; then
   requirements='requirements.txt'
   if compgen -G '/dev/nvidia[0-9]*' > /dev/null; then requirements='requirements-gpu.txt'; fi

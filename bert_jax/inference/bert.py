@@ -260,6 +260,7 @@ class Bert(LoadedModel):
     if not text:
       return []
     # A batch reads one position of each input, so n masks make n equal inputs.
+    run = functools.partial(forward.mlm_logits, self.config)
     mask, rows, owners, positions = self.tokenizer.mask_id, [], [], []
     for i, (one, *pair) in enumerate(self._strings(text)):
       require(not pair, f'text {i + 1} is a pair: fill the masks of single texts')
@@ -272,10 +273,10 @@ class Bert(LoadedModel):
     results: list[list] = [[] for _ in text]
     for first in range(0, len(rows), _FILLED_AT_ONCE):
       part = slice(first, first + _FILLED_AT_ONCE)
-      logits = self.per_text(rows[part], functools.partial(forward.mlm_logits, self.config),
-                             np.array(positions[part]))[:, :self.config.vocab_size]
+      logits = self.per_text(rows[part], run, np.array(positions[part]))
       for i, position, row in zip(owners[part], positions[part], logits):
-        results[i].append({'position': position, 'candidates': self._likeliest(row, top_k)})
+        candidates = self._likeliest(row[:self.config.vocab_size], top_k)
+        results[i].append({'position': position, 'candidates': candidates})
     return results
 
   def _likeliest(self, logits: np.ndarray, top_k: int) -> list[dict[str, Any]]:

@@ -160,7 +160,7 @@ def _late_vectors(model: Pretrained, texts: list[str], role: str) -> np.ndarray:
   batch, starts = _one_in_a_row(inputs, model.tokenizer.pad_id)
   head = late_interaction.BertForLateInteraction(config, len(model.labels),
                                                  layout.normalizes)
-  with verify.PRECISELY():
+  with verify.whole_float32():
     vectors = np.asarray(jax.jit(head.apply)(model.params, batch, starts))
   return np.concatenate([x[:len(keep)][keep] for x, keep in zip(vectors, counts)])
 
@@ -185,7 +185,7 @@ def _vectors(model: Pretrained, texts: list[tuple[str, ...]]) -> np.ndarray:
         pooling.pool(hidden, batch.text_ids, batch.positions, starts, how)[:, 0]
         for how in layout.pooling], axis=-1)
 
-  with verify.PRECISELY():
+  with verify.whole_float32():
     return layout.finished(np.asarray(jax.jit(run)(model.params)))
 
 

@@ -1,8 +1,8 @@
 """Compares two models: tensors, outputs and tokenization."""
 
 from collections.abc import Iterator
+import contextlib
 import dataclasses
-import functools
 import importlib.metadata
 import importlib.util
 from typing import Any
@@ -28,10 +28,13 @@ _LOGITS = {'mlm': ('prediction_logits', 'logits'),
 # The largest difference between outputs. The arithmetic is the same, but the order of
 # additions may differ.
 TOLERANCE = 2e-5
-# A TPU and a GPU round the factors of float32 products, unlike PyTorch and onnxruntime.
-PRECISELY = functools.partial(jax.default_matmul_precision, 'highest')
 # The versions whose classes take the arguments that the comparison gives.
 _OLDEST = {'torch': 2, 'transformers': 5, 'sentence-transformers': 6}
+
+
+def whole_float32() -> contextlib.AbstractContextManager[None]:
+  """Multiplies float32 as PyTorch and onnxruntime do on a CPU, also on a TPU or GPU."""
+  return jax.default_matmul_precision('highest')
 
 
 def sample(model: Pretrained, rows: int = 3, length: int = 24) -> Tokens:
@@ -72,7 +75,7 @@ def _outputs(model: Pretrained) -> dict[str, np.ndarray]:
           {'params': params['params']['rtd']}, hidden)[is_real]
     return results
 
-  with PRECISELY():
+  with whole_float32():
     return jax.tree.map(np.asarray, jax.jit(run)(model.params))
 
 

@@ -76,7 +76,7 @@ def checked(config: ConfigDict, given: Mapping[str, Any]) -> Asked:
   Raises:
     UserError: an invalid value, or a field without an effect.
   """
-  config_lib.check_names(config)
+  config_lib.check_names(config)  # first: the next lines read the fields
   unset = next((name for name, value in config_lib.flat(config).items()
                 if value is None and not name.startswith('model.')), '')
   require(not unset, f'{unset} is None: give a value; 0, an empty text or () turns it off')

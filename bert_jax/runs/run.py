@@ -163,8 +163,8 @@ def _train(asked: resolve.Asked, path: epath.Path) -> FrozenConfigDict:
   config, job, notes = resolve.resolve(asked, mesh, workdir, earlier, has_started)
 
   # ---- An earlier run in this workdir --------------------------------------------------
-  # Without a checkpoint the run starts over, and every field may differ: a batch size that
-  # fits into the memory, or a repaired data file.
+  # Without a checkpoint the run starts over, and every field may differ: for example a
+  # batch size that fits into the memory.
   if not (has_started or integrity.steps(path / 'best')):
     run_json = {}
   changes = _changes(workdir, run_json, config, job, mesh)

@@ -316,7 +316,7 @@ def download(remote: epath.Path) -> epath.Path:
 
 
 class Folder:
-  """A local folder, or a folder in a bucket with a local copy; `push` uploads whole files.
+  """A local folder, or a folder in a bucket with a local copy; `push` uploads files.
 
   The constructor does not create the folder.
 

@@ -192,13 +192,14 @@ class LateFiles(sentence_embedding.EmbeddingFiles):
       # Text before each document; auto = as in init_from if it is a ColBERT, else none.
       'data.document_prompt': Field(_AUTO),
       # none, or how [MASK] fills a short query: fixed = to query_length exactly, min = at
-      # least; with _visible the other tokens see these [MASK]. auto = as in init_from if it
-      # is a ColBERT, else fixed, for DeBERTa fixed_visible.
+      # least; with _visible the other tokens see these [MASK]. auto = as in init_from if
+      # it is a ColBERT, else fixed, for DeBERTa fixed_visible.
       'data.query_expansion': Field(_AUTO, one_of((_AUTO, *EXPANSIONS))),
-      # Tokens of a query; 0 = as in init_from if it is a ColBERT, else 32 or a smaller max_len.
+      # Tokens of a query; 0 = as in init_from if it is a ColBERT, else 32, or max_len if it
+      # is smaller.
       'data.query_length': Field(0, at_least(0)),
-      # Tokens of documents that do not count; () = none, auto = as in init_from if it is a
-      # ColBERT, else punctuation.
+      # Tokens of documents that do not count; () = none, auto = as in init_from if it is
+      # a ColBERT, else punctuation.
       'data.skipped_words': Field((_AUTO,)),
       'batch_size': 32,
       'max_len': 180,
@@ -240,8 +241,8 @@ class LateFiles(sentence_embedding.EmbeddingFiles):
                DOCUMENT: [text for e in examples for text in e.texts[1:]]}
     special = inputs_lib.count_special(tokenizer, 1)
     require(config.data.query_length > special,
-            f'data.query_length={config.data.query_length} leaves no token for the text of a '
-            f'query: it has {special} special tokens')
+            f'data.query_length={config.data.query_length} leaves no token for the text of '
+            f'a query: it has {special} special tokens')
     queries, documents = (
         zip(*inputs_of(config.data).make(
             [(config.data[f'{role}_prompt'] + text,) for text in texts], tokenizer, role,

@@ -95,7 +95,7 @@ def test_tables():
                          'score')
   assert report.text(result) == 'name   score      n\na     0.5123  1,200\nbb         -      3'
   assert report.markdown(result).splitlines()[2] == '| a | 0.5123 | 1,200 |'
-  # Two dollar signs are no formula.
+  # matplotlib must not parse a name with two dollar signs as math.
   named = result._replace(rows=[['$\\no_formula$', 0.5, 1]])
   assert report._picture(named).startswith(b'\x89PNG')
 
