@@ -27,7 +27,8 @@ from bert_jax.runtime import console, storage
 from bert_jax.tasks import task_list
 
 _ACTIVATIONS = {'gelu': 'gelu', 'gelu_python': 'gelu', 'gelu_new': 'gelu_tanh',
-                'gelu_pytorch_tanh': 'gelu_tanh', 'relu': 'relu'}
+                'gelu_pytorch_tanh': 'gelu_tanh', 'relu': 'relu', 'silu': 'silu',
+                'swish': 'silu'}
 _NEEDED = ('vocab_size', 'hidden_size', 'num_layers', 'num_heads', 'intermediate_size')
 _PROBLEMS = {'single_label_classification': 'single_label',
              'multi_label_classification': 'multi_label',

@@ -1,7 +1,8 @@
 """Reads and writes folders of sentence-transformers, with their pooling and prompts."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 import dataclasses
+import functools
 from typing import NamedTuple
 
 from etils import epath
@@ -189,6 +190,14 @@ def _vectors(model: Pretrained, texts: list[tuple[str, ...]]) -> np.ndarray:
     return layout.finished(np.asarray(jax.jit(run)(model.params)))
 
 
+def _compare_array(outputs: Callable[[Pretrained], np.ndarray], model: Pretrained,
+                   expected: np.ndarray, name: str) -> Iterator[tuple[str, str]]:
+  """Compares `outputs(model)` with the `expected` array of sentence-transformers."""
+  return verify.compare_outputs(
+      {name: outputs(model)}, {name: expected}, 'sentence-transformers',
+      lambda: {name: outputs(verify.last_bits_changed(model))})
+
+
 def compare(model: Pretrained, directory: epath.Path) -> Iterator[tuple[str, str]]:
   """Compares our outputs with the outputs of sentence-transformers for a folder.
 
@@ -212,10 +221,9 @@ def compare(model: Pretrained, directory: epath.Path) -> Iterator[tuple[str, str
   if isinstance(model.text_layout, LateLayout):
     for role, encode in ((QUERY, theirs.encode_query), (DOCUMENT, theirs.encode_document)):
       expected = encode(texts, show_progress_bar=False, convert_to_numpy=True)
-      name = f'vectors of a {role}'
-      yield from verify.compare_outputs(
-          {name: _late_vectors(model, texts, role)}, {name: np.concatenate(expected)},
-          'sentence-transformers')
+      yield from _compare_array(
+          functools.partial(_late_vectors, texts=texts, role=role), model,
+          np.concatenate(expected), f'vectors of a {role}')
     return
   if isinstance(model.text_layout, CrossLayout):
     name, texts = 'scores', list(zip(texts, texts[::-1]))
@@ -225,5 +233,4 @@ def compare(model: Pretrained, directory: epath.Path) -> Iterator[tuple[str, str
     is_sparse = isinstance(model.text_layout, SparseLayout)
     options |= {'convert_to_sparse_tensor': False} if is_sparse else {}
     expected = np.asarray(theirs.encode([text for text, in texts], **options))
-  yield from verify.compare_outputs({name: _vectors(model, texts)}, {name: expected},
-                                    'sentence-transformers')
+  yield from _compare_array(functools.partial(_vectors, texts=texts), model, expected, name)

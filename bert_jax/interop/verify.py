@@ -1,8 +1,9 @@
 """Compares two models: tensors, outputs and tokenization."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 import contextlib
 import dataclasses
+import functools
 import importlib.metadata
 import importlib.util
 from typing import Any
@@ -25,9 +26,13 @@ from bert_jax.tasks import question_answering
 _LOGITS = {'mlm': ('prediction_logits', 'logits'),
            'nsp': ('seq_relationship_logits', 'sop_logits', 'logits'),
            'rtd': ('logits',)}
-# The largest difference between outputs. The arithmetic is the same, but the order of
-# additions may differ.
+# The largest difference between the outputs of most models. The arithmetic is the same,
+# but the order of additions may differ.
 TOLERANCE = 2e-5
+# Deep models and large weights amplify rounding. The outputs may differ by this factor
+# times the change from `last_bits_changed`. On models of 12 and 22 layers with initial
+# weights of 0.02 to 0.1, PyTorch's outputs differ by 0.8 to 1.4 times this change.
+_FACTOR = 4
 # The versions whose classes take the arguments that the comparison gives.
 _OLDEST = {'torch': 2, 'transformers': 5, 'sentence-transformers': 6}
 
@@ -113,9 +118,42 @@ def _transformers_outputs(directory: epath.Path,
   return results
 
 
-def compare_outputs(ours: dict[str, np.ndarray], theirs: dict[str, np.ndarray],
-                    source: str) -> Iterator[tuple[str, str]]:
+def last_bits_changed(model: Pretrained) -> Pretrained:
+  """Moves each parameter to a neighboring float32, up or down at random.
+
+  The change of the outputs shows how much rounding matters in this model.
+  """
+  rng = np.random.default_rng(0)
+
+  def moved(x):
+    up = rng.integers(0, 2, x.shape).astype(bool)
+    return np.nextafter(np.asarray(x, np.float32), np.where(up, np.inf, -np.inf),
+                        dtype=np.float32)
+
+  return dataclasses.replace(model, params=jax.tree.map(moved, model.params))
+
+
+def largest_rounding(change: float, tolerance: float) -> float:
+  """The largest difference of outputs that rounding explains.
+
+  Args:
+    change: the change of the outputs from `last_bits_changed`.
+    tolerance: the result for a small change.
+  """
+  return max(tolerance, _FACTOR * change)
+
+
+def compare_outputs(ours: dict[str, np.ndarray], theirs: dict[str, np.ndarray], source: str,
+                    moved: Callable[[], dict[str, np.ndarray]]
+                    ) -> Iterator[tuple[str, str]]:
   """Compares `theirs` with our arrays of the same names.
+
+  Args:
+    ours: our outputs by name: float32 arrays.
+    theirs: the same outputs, or some of them, from another program.
+    source: the name of this program.
+    moved: computes our outputs with `last_bits_changed`; only called for differences
+      above `TOLERANCE`.
 
   Yields:
     (name, result) lines for the user.
@@ -123,11 +161,15 @@ def compare_outputs(ours: dict[str, np.ndarray], theirs: dict[str, np.ndarray],
   Raises:
     UserError: two arrays differ.
   """
+  moved = functools.cache(moved)
   for name, expected in theirs.items():
     worst = float(np.max(np.abs(ours[name] - expected)))
-    require(worst <= TOLERANCE,
-            f'{source}: the {name} differ by {worst:.2g} (at most {TOLERANCE} is '
-            'rounding)')
+    most = TOLERANCE
+    if worst > most:
+      change = float(np.max(np.abs(ours[name] - moved()[name])))
+      most = largest_rounding(change, TOLERANCE)
+    require(worst <= most, f'{source}: the {name} differ by {worst:.2g} (at most {most:.2g} '
+            'is rounding)')
     yield name, f'differ from {source} by at most {worst:.2g}'
 
 
@@ -219,11 +261,12 @@ def compare(a: Pretrained, b: Pretrained,
                        '--to=sentence_transformers writes them')
   yield 'tensors', f'{_compare_tensors(a, b)}, all equal to the bit'
   # Equal tensors are not enough: transformers may read the config differently.
-  outputs = _outputs(a)
-  yield from compare_outputs(outputs, _outputs(b), 'the source')
+  outputs, moved = _outputs(a), lambda: _outputs(last_bits_changed(a))
+  yield from compare_outputs(outputs, _outputs(b), 'the source', moved)
   yield from tokenizer_checks.compare(a.tokenizer, b.tokenizer, directory)
   if (directory / 'config.json').exists():
     if obstacle := missing('torch', 'transformers'):
       yield 'note', f'not compared with PyTorch: {obstacle}'
     else:
-      yield from compare_outputs(outputs, _transformers_outputs(directory, a), 'PyTorch')
+      yield from compare_outputs(outputs, _transformers_outputs(directory, a), 'PyTorch',
+                                 moved)

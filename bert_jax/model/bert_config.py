@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from bert_jax.errors import require, require_choice
 
-ACTIVATIONS = ('gelu', 'gelu_tanh', 'relu')
+ACTIVATIONS = ('gelu', 'gelu_tanh', 'relu', 'silu')
 REMAT = ('none', 'dots', 'full')
 DTYPES = ('auto', 'float32', 'bfloat16')
 
@@ -42,8 +42,8 @@ class BertConfig:
   intermediate_size: int = 3072  # F, the width of the feed-forward
   max_positions: int = 512  # the longest L; rows of the position table, if there is one
   type_vocab_size: int = 2  # rows of the segment table: A and B; 0 = no segments
-  # The activation in the feed-forward and the MLM head: gelu (erf), gelu_tanh, relu. The
-  # MLM heads of RoBERTa, MPNet and ELECTRA always have gelu.
+  # The activation in the feed-forward and the MLM head: gelu (erf), gelu_tanh, relu,
+  # silu. The MLM heads of RoBERTa, MPNet, ELECTRA and ModernBERT always have gelu.
   activation: str = 'gelu'
   dropout: float = 0.1  # share dropped of embeddings, attention and feed-forward outputs
   attention_dropout: float = 0.1  # share dropped of the attention weights

@@ -154,10 +154,11 @@ def _gelu(x: jax.Array) -> jax.Array:
 
 
 def activation(name: str) -> Callable[[jax.Array], jax.Array]:
-  """Returns a nonlinearity: gelu (by erf, as published), gelu_tanh, relu or tanh."""
+  """Returns a nonlinearity: gelu (by erf, as published), gelu_tanh, relu, silu or tanh."""
   return {'gelu': _gelu,
           'gelu_tanh': functools.partial(nn.gelu, approximate=True),
           'relu': nn.relu,
+          'silu': nn.silu,
           'tanh': jnp.tanh}[name]
 
 

@@ -47,7 +47,8 @@ FAMILIES = {
     'ModernBert': lambda n, d: transformers.ModernBertConfig(
         **_COMMON, num_hidden_layers=4 if n == 2 else 9, global_attn_every_n_layers=3,
         hidden_size=d, num_attention_heads=4, intermediate_size=3 * d, local_attention=16,
-        pad_token_id=0, cls_token_id=2, sep_token_id=3, bos_token_id=2, eos_token_id=3)}
+        pad_token_id=0, cls_token_id=2, sep_token_id=3, bos_token_id=2, eos_token_id=3,
+        hidden_activation='gelu' if n == 2 else 'silu')}  # the head always has gelu
 SIZES = [(2, 64), (4, 128)]
 HEADS = {'Albert': 'ForPreTraining', 'Electra': 'ForPreTraining', 'DistilBert': 'ForMaskedLM',
          'DebertaV2': 'ForMaskedLM', 'ModernBert': 'ForMaskedLM'}

@@ -152,7 +152,7 @@ def test_fifty_adamw_steps_give_the_same_losses(tmp_path, size, padded, rate):
   assert losses[-1][0] < losses[0][0] - 0.2  # training changed the loss
 
 
-@pytest.mark.parametrize('activation', ['gelu', 'gelu_new', 'relu'])
+@pytest.mark.parametrize('activation', ['gelu', 'gelu_new', 'relu', 'silu'])
 def test_activations(tmp_path, activation):
   theirs = torch_bert.make('BertForMaskedLM', tmp_path, hidden_act=activation)
   model = huggingface.load(epath.Path(tmp_path))

@@ -61,6 +61,7 @@ def test_activations():
   inner = np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)
   np.testing.assert_allclose(activation('gelu_tanh')(x), 0.5 * x * (1 + np.tanh(inner)), atol=5e-7)
   np.testing.assert_array_equal(activation('relu')(x), np.maximum(x, 0))
+  np.testing.assert_allclose(activation('silu')(x), x / (1 + np.exp(-x)), atol=5e-7)
 
 
 def test_initial_kernels_are_truncated_normal_and_biases_zero():
