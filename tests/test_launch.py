@@ -354,3 +354,27 @@ def test_an_environment_without_pip_is_kept(tmp_path):
                  env=os.environ | {'VENV': str(tmp_path / 'venv')}, check=True)
   assert (tmp_path / 'venv/mark').exists()
   subprocess.run([tmp_path / 'venv/bin/python', '-m', 'pip', '--version'], check=True)
+
+
+def test_an_environment_of_another_python_is_refused(tmp_path):
+  for name, version in (('venv/bin/python', '3.13'), ('older', '3.11'), ('same', '3.13')):
+    file = tmp_path / name
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(f'#!/bin/sh\ncase "$2" in *print*) echo {version} ;; esac\n')
+    file.chmod(0o755)
+  environment = {'PATH': '/usr/bin:/bin', 'VENV': f'{tmp_path}/venv'}
+
+  def source(python):
+    return subprocess.run(['bash', '-c', '. launch/venv.sh requirements.txt'], cwd=ROOT, text=True,
+                          env=environment | {'PYTHON': f'{tmp_path}/{python}'}, capture_output=True)
+
+  assert source('same').returncode == 0
+  refused = source('older')
+  assert refused.returncode == 2
+  assert refused.stderr == (
+      f'{tmp_path}/venv has Python 3.13, not PYTHON={tmp_path}/older: delete it, leave PYTHON '
+      'out, or set VENV to another folder\n')
+  missing = source('missing')
+  assert missing.returncode == 2
+  assert missing.stderr == (f'PYTHON={tmp_path}/missing: give Python 3.11 or newer with its '
+                            'venv module\n')
