@@ -13,14 +13,12 @@ resumes. It prints two tables, English and Chinese, and writes them to WORKDIR/f
 import csv
 import pathlib
 import statistics
-import subprocess
-import sys
 from typing import NamedTuple
 
 from absl import app, flags
 from etils import epath
 
-from benchmarks.calls import keep_flags
+from benchmarks import calls
 from bert_jax.reporting import metrics_log
 from bert_jax.runtime import console
 
@@ -79,11 +77,6 @@ _TASKS = {
 }
 
 
-def _call(*command: str):
-  print('$ python', *command, flush=True)
-  subprocess.run([sys.executable, *command], check=True)
-
-
 def _fields(overrides: dict[str, object]) -> list[str]:
   return [f'--config.{name}={value}' for name, value in overrides.items()]
 
@@ -99,8 +92,8 @@ def _pretrain(name: str, suffix: str = '', **others) -> epath.Path:
   workdir = home / (name.replace(' ', '_').lower() + suffix)
   if not (records / 'manifest.json').exists():
     corpus, *arguments = _RECORDS[member.records]
-    _call('-m', 'bert_jax.prepare', f'--input={_DATA.value}/{corpus}/*.txt.gz',
-          f'--output={records}', *arguments)
+    calls.call('bert_jax.prepare', f'--input={_DATA.value}/{corpus}/*.txt.gz',
+               f'--output={records}', *arguments)
   changes = _SIZE | member.overrides | {'train_steps': _STEPS.value, 'data.source': records}
   if name == 'DistilBERT':
     changes['teacher'] = home / 'bert'
@@ -108,8 +101,8 @@ def _pretrain(name: str, suffix: str = '', **others) -> epath.Path:
   done = workdir.exists() and _metrics(workdir)[-1]
   if done and done['step'] == changes['train_steps'] and 'eval_loss' in done:
     return workdir
-  _call('-m', 'bert_jax.main', f'--config=configs/{member.config}.py', f'--workdir={workdir}',
-        *_fields(changes))
+  calls.call('bert_jax.main', f'--config=configs/{member.config}.py', f'--workdir={workdir}',
+             *_fields(changes))
   return workdir
 
 
@@ -136,13 +129,14 @@ def _finetune(task: str, models: list[epath.Path]) -> list[list[float]]:
   train, evaluation, epochs, arguments = _TASKS[task]
   folder = epath.Path(f'{models[0]}_{task}')
   if not (folder / 'sweep.csv').exists():
-    _call('launch/sweep.py', '--config=configs/sequence_classification.py', f'--workdir={folder}',
-          f'--sweep=init_from={",".join(map(str, models))}',
-          f'--sweep=seed={",".join(map(str, range(_SEEDS.value)))}', '--parallel=2', *arguments,
-          *_fields({'data.train': f'{_DATA.value}/{train}',
-                    'data.eval': f'{_DATA.value}/{evaluation}', 'train_epochs': epochs,
-                    'optimizer.learning_rate': 3e-4, 'model.dropout': 0.1,
-                    'model.scan_unroll': 1}))
+    calls.call('launch.sweep', '--config=configs/sequence_classification.py',
+               f'--workdir={folder}', f'--sweep=init_from={",".join(map(str, models))}',
+               f'--sweep=seed={",".join(map(str, range(_SEEDS.value)))}', '--parallel=2',
+               *arguments,
+               *_fields({'data.train': f'{_DATA.value}/{train}',
+                         'data.eval': f'{_DATA.value}/{evaluation}', 'train_epochs': epochs,
+                         'optimizer.learning_rate': 3e-4, 'model.dropout': 0.1,
+                         'model.scan_unroll': 1}))
   with (folder / 'sweep.csv').open() as file:
     rows = list(csv.DictReader(file))
   return [[float(row['accuracy']) for row in rows if row['init_from'] == str(model)]
@@ -164,7 +158,7 @@ def _row(name: str, speed: float) -> list[str]:
 
 def main(_):
   """Prints two tables: English and Chinese."""
-  keep_flags(pathlib.Path(_WORKDIR.value), 'data', 'steps', 'seeds')
+  calls.keep_flags(pathlib.Path(_WORKDIR.value), 'data', 'steps', 'seeds')
   names, text = _MEMBERS.value or list(MEMBERS), ''
   for name in names:
     _pretrain(name)

@@ -18,7 +18,6 @@ import glob
 import gzip
 import json
 import pathlib
-import subprocess
 import sys
 import tempfile
 import time
@@ -26,7 +25,7 @@ import time
 from absl import app, flags
 import numpy as np
 
-from benchmarks import turns
+from benchmarks import calls, turns
 from bert_jax.data import corpus
 
 _MODEL = flags.DEFINE_string('model', None, 'Folder of sentence-transformers.', required=True)
@@ -230,8 +229,8 @@ def main(_):
   turns.busy()
   with tempfile.TemporaryDirectory() as folder:
     if _on_cpu():
-      subprocess.run([sys.executable, '-m', 'bert_jax.convert', f'--input={_MODEL.value}',
-                      f'--output={folder}', '--to=onnx', '--quantize=int8'], check=True)
+      calls.call('bert_jax.convert', f'--input={_MODEL.value}', f'--output={folder}',
+                 '--to=onnx', '--quantize=int8')
     print('| texts | side | batch | texts per second | times PyTorch | smallest cosine |')
     print('| --- | --- | --- | --- | --- | --- |')
     for kind, count in (('short', _SHORT.value), ('long', _LONG.value)):

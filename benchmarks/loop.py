@@ -19,8 +19,7 @@ import time
 from absl import app, flags
 from etils import epath
 
-from benchmarks import turns
-from benchmarks.calls import keep_flags
+from benchmarks import calls, turns
 from bert_jax.runtime import console
 
 _TEXT = flags.DEFINE_string('text', None, 'Glob of text files.', required=True)
@@ -56,11 +55,11 @@ def _run(workdir: epath.Path, records: epath.Path, alone: turns.Side) -> float:
 def main(_):
   """Measures and prints a table."""
   workdir = epath.Path(_WORKDIR.value)
-  keep_flags(pathlib.Path(workdir), 'text')
+  calls.keep_flags(pathlib.Path(workdir), 'text')
   records = workdir / 'records'
   if not (records / 'manifest.json').exists():
-    subprocess.run([sys.executable, '-m', 'bert_jax.prepare', f'--input={_TEXT.value}',
-                    f'--output={records}', '--vocab_size=30522'], check=True)
+    calls.call('bert_jax.prepare', f'--input={_TEXT.value}', f'--output={records}',
+               '--vocab_size=30522')
   (workdir / 'run.json').write_text(json.dumps({
       'size': _SIZE.value, 'workdir': str(workdir / 'alone'), 'config': {
           'phases': (), 'max_len': 128, 'batch_size': 32, 'train_steps': 100_000,

@@ -14,8 +14,6 @@ its accuracy on SST-2 after one epoch. Capitals need records with a cased vocabu
 import json
 import pathlib
 import statistics
-import subprocess
-import sys
 
 from absl import app, flags
 from etils import epath
@@ -23,8 +21,8 @@ from flax import linen as nn
 import jax
 from ml_collections import ConfigDict
 
+from benchmarks import calls
 from benchmarks import pairs as benchmark
-from benchmarks.calls import keep_flags
 from bert_jax.data import dataset, negatives
 from bert_jax.data.pairs import RowLayout
 from bert_jax.data.phases import Phases
@@ -48,10 +46,8 @@ _JUDGE = 'similar_style'  # all sides are scored on these rows
 
 def _train(config: str, workdir: pathlib.Path, **overrides):
   if not (workdir / 'finished').exists():
-    command = [sys.executable, '-m', 'bert_jax.main', f'--config=configs/{config}.py',
-               f'--workdir={workdir}', *(f'--config.{k}={v}' for k, v in overrides.items())]
-    print('$', *command[1:], flush=True)
-    subprocess.run(command, check=True)
+    calls.call('bert_jax.main', f'--config=configs/{config}.py', f'--workdir={workdir}',
+               *(f'--config.{k}={v}' for k, v in overrides.items()))
     (workdir / 'finished').touch()
 
 
@@ -92,7 +88,7 @@ def _nsp_accuracy(workdir: pathlib.Path, corpus: dataset.Corpus, kind: str) -> f
 def main(_):
   """Trains, scores, and prints a table."""
   home = pathlib.Path(_WORKDIR.value)
-  keep_flags(home, 'records', 'sst2', 'start_steps', 'steps')
+  calls.keep_flags(home, 'records', 'sst2', 'start_steps', 'steps')
   corpus = dataset.open_records(epath.Path(_RECORDS.value))
   (train,) = pathlib.Path(_SST2.value).glob('train.tsv*')
   _train('tiny', home / 'start', **{'data.source': _RECORDS.value, 'objective': 'mlm',

@@ -21,8 +21,6 @@ import math
 import os
 import pathlib
 import shutil
-import subprocess
-import sys
 import time
 from typing import Any
 
@@ -30,7 +28,7 @@ from absl import app, flags
 from etils import epath
 import numpy as np
 
-from benchmarks.calls import keep_flags
+from benchmarks import calls
 from bert_jax.inference import beir
 from bert_jax.labelled import table
 from bert_jax.tasks import metrics
@@ -96,13 +94,6 @@ def _write_data(home: pathlib.Path):
   (home / 'beir/qrels/test.tsv').write_text('\n'.join(lines) + '\n')
 
 
-def _call(*arguments: str):
-  print('$ python -m', *arguments, flush=True)
-  # Without the cache of compiled programs, because the seconds include compilation.
-  subprocess.run([sys.executable, '-m', *arguments], check=True,
-                 env=os.environ | {'JAX_ENABLE_COMPILATION_CACHE': 'false'})
-
-
 def _train(side: str, kind: str, seed: int, home: pathlib.Path) -> float:
   """Trains a model unless it is done; returns the seconds."""
   folder = f'{home}/{side}/{kind}-{seed}'
@@ -114,9 +105,9 @@ def _train(side: str, kind: str, seed: int, home: pathlib.Path) -> float:
   fields = {'batch_size': _BATCH[kind], 'rate': _RATE, 'length': _LENGTH, 'seed': seed}
 
   def pytorch(output, steps, start):
-    _call('benchmarks.torch_retrieval', f'--kind={kind}', f'--model={start}', f'--data={data}',
-          f'--output={output}', f'--steps={steps}',
-          *(f'--{name}={value}' for name, value in fields.items()))
+    calls.call('benchmarks.torch_retrieval', f'--kind={kind}', f'--model={start}', f'--data={data}',
+               f'--output={output}', f'--steps={steps}',
+               *(f'--{name}={value}' for name, value in fields.items()))
 
   if kind == 'late':  # both sides begin with the same projection
     start = f'{home}/start/late-{seed}'
@@ -134,8 +125,8 @@ def _train(side: str, kind: str, seed: int, home: pathlib.Path) -> float:
         'init_from': start, 'data.train': data, 'train_epochs': 0, 'train_steps': steps,
         'batch_size': _BATCH[kind], 'max_len': _LENGTH, 'seed': seed,
         'optimizer.learning_rate': _RATE}
-    _call('bert_jax.main', f'--config=configs/{_CONFIGS[kind]}.py', f'--workdir={folder}',
-          *(f'--config.{name}={value}' for name, value in overrides.items()))
+    calls.call('bert_jax.main', f'--config=configs/{_CONFIGS[kind]}.py', f'--workdir={folder}',
+               *(f'--config.{name}={value}' for name, value in overrides.items()))
   result.write_text(json.dumps(time.monotonic() - began))
   return json.loads(result.read_text())
 
@@ -155,8 +146,8 @@ def _score(name: str, home: pathlib.Path, *flags: str) -> np.ndarray:
   """Returns NDCG@10 of each query."""
   output = home / f'scores/{name}.json'
   if not output.exists():
-    _call('bert_jax.evaluate', '--suite=retrieval', f'--data={home}/beir', f'--output={output}',
-          *flags)
+    calls.call('bert_jax.evaluate', '--suite=retrieval', f'--data={home}/beir',
+               f'--output={output}', *flags)
   return _ndcg(output.with_suffix('.run'), home)
 
 
@@ -171,7 +162,9 @@ def _row(title: str, of_seeds: list[np.ndarray], seconds: list[float]) -> str:
 def main(_):
   """Makes the data, trains and scores both sides, and prints a table."""
   home = pathlib.Path(_WORKDIR.value)
-  keep_flags(home, 'train', 'dev', 'model', 'steps', 'queries')
+  calls.keep_flags(home, 'train', 'dev', 'model', 'steps', 'queries')
+  # The seconds of both sides include compilation.
+  os.environ['JAX_ENABLE_COMPILATION_CACHE'] = 'false'
   if not (home / 'beir/qrels/test.tsv').exists():
     _write_data(home)
   rows = [_row('before fine-tuning', [_score(
