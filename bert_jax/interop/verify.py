@@ -126,9 +126,8 @@ def last_bits_changed(model: Pretrained) -> Pretrained:
   rng = np.random.default_rng(0)
 
   def moved(x):
-    up = rng.integers(0, 2, x.shape).astype(bool)
-    return np.nextafter(np.asarray(x, np.float32), np.where(up, np.inf, -np.inf),
-                        dtype=np.float32)
+    far = np.array([-np.inf, np.inf], np.float32)
+    return np.nextafter(np.asarray(x, np.float32), far[rng.integers(0, 2, x.shape, np.int8)])
 
   return dataclasses.replace(model, params=jax.tree.map(moved, model.params))
 
