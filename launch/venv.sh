@@ -15,34 +15,38 @@ usable() { # command; succeeds if it is a new enough Python with the venv module
 
 version() { "$1" -c 'import sys; print("%d.%d" % sys.version_info[:2])'; }
 
-names=(python3.13 python3.12 python3.11 python3)
-if [ -n "${PYTHON:-}" ]; then names=("$PYTHON"); fi
-for name in "${names[@]}"; do
-  # pyenv keeps 3.13 in versions/3.13.0, which is not on the PATH.
-  for python in "$name" "${PYENV_ROOT:-${HOME:-}/.pyenv}/versions/${name#python}".*/bin/python; do
-    if usable "$python"; then break 2; fi
-  done
-done
-if [ -n "${PYTHON:-}" ] && ! usable "$python"; then
-  echo "PYTHON=$PYTHON: give Python 3.11 or newer with its venv module" >&2
+refuse() { # message
+  echo "$1" >&2
   exit 2
-fi
+}
+
+find_python() { # sets `python`; fails if no interpreter is usable
+  local names=(python3.13 python3.12 python3.11 python3) name
+  if [ -n "${PYTHON:-}" ]; then names=("$PYTHON"); fi
+  for name in "${names[@]}"; do
+    # pyenv keeps 3.13 in versions/3.13.0, which is not on the PATH.
+    for python in "$name" "${PYENV_ROOT:-${HOME:-}/.pyenv}/versions/${name#python}".*/bin/python; do
+      if usable "$python"; then return; fi
+    done
+  done
+  return 1
+}
+
 # An environment that uv made has no pip.
 if ! "$VENV/bin/python" -m pip --version > /dev/null 2>&1 &&
   ! "$VENV/bin/python" -m ensurepip > /dev/null 2>&1; then
-  if usable "$python"; then
+  if find_python; then
     "$python" -m venv --clear "$VENV"
-  elif python3 -m pip install --quiet --target="$VENV.uv" uv; then
+  elif [ -z "${PYTHON:-}" ] && python3 -m pip install --quiet --target="$VENV.uv" uv; then
     "$VENV.uv/bin/uv" venv --quiet --clear --seed --python=3.13 "$VENV"
   else
-    echo "bert_jax needs Python 3.11 or newer with its venv module: set PYTHON=/path/to/python3" >&2
-    exit 2
+    refuse "bert_jax needs Python 3.11 or newer with its venv module: set PYTHON=/path/to/python3"
   fi
-elif [ -n "${PYTHON:-}" ] &&
-  [ "$(version "$python")" != "$(version "$VENV/bin/python")" ]; then
-  echo "$VENV has Python $(version "$VENV/bin/python"), not PYTHON=$PYTHON: delete it," \
-    "leave PYTHON out, or set VENV to another folder" >&2
-  exit 2
+elif [ -n "${PYTHON:-}" ]; then
+  find_python || refuse "PYTHON=$PYTHON: give Python 3.11 or newer with its venv module"
+  has="$(version "$VENV/bin/python")"
+  [ "$(version "$python")" = "$has" ] || refuse "$VENV has Python $has, not PYTHON=$PYTHON: \
+delete it, leave PYTHON out, or set VENV to another folder"
 fi
 requirements="$1"
 # The device files of bert_jax/runtime/host.py.

@@ -148,7 +148,8 @@ def save(model: Pretrained, directory: epath.Path):
   model.text_layout.write(directory, model.config.hidden_size)
 
 
-def _one_in_a_row(inputs: list[inputs_lib.Input], pad_id: int) -> tuple[Tokens, jax.Array]:
+def _one_in_a_row(inputs: list[inputs_lib.Input],
+                  pad_id: int) -> tuple[Tokens, jax.Array]:
   """Places each text or pair into its own row; returns the rows and their starts."""
   placed = inputs_lib.one_per_row(inputs, pad_id)
   return jax.tree.map(jnp.asarray, (placed.tokens, placed.starts))
@@ -219,7 +220,8 @@ def compare(model: Pretrained, directory: epath.Path) -> Iterator[tuple[str, str
       str(directory), device='cpu', local_files_only=True)
   options = {'prompt': '', 'show_progress_bar': False}
   if isinstance(model.text_layout, LateLayout):
-    for role, encode in ((QUERY, theirs.encode_query), (DOCUMENT, theirs.encode_document)):
+    for role, encode in ((QUERY, theirs.encode_query),
+                         (DOCUMENT, theirs.encode_document)):
       expected = encode(texts, show_progress_bar=False, convert_to_numpy=True)
       yield from _compare_array(
           functools.partial(_late_vectors, texts=texts, role=role), model,
@@ -233,4 +235,5 @@ def compare(model: Pretrained, directory: epath.Path) -> Iterator[tuple[str, str
     is_sparse = isinstance(model.text_layout, SparseLayout)
     options |= {'convert_to_sparse_tensor': False} if is_sparse else {}
     expected = np.asarray(theirs.encode([text for text, in texts], **options))
-  yield from _compare_array(functools.partial(_vectors, texts=texts), model, expected, name)
+  yield from _compare_array(
+      functools.partial(_vectors, texts=texts), model, expected, name)

@@ -169,7 +169,8 @@ def _differences(model: Pretrained, other: _Run) -> dict[str, float]:
       difference = np.abs(np.asarray(ours) - np.asarray(theirs))
       if functions.has_tokens(model, name):
         difference = difference[is_token]
-      worst[name] = max(worst[name], float(np.max(difference)))
+      # `max` would lose a NaN.
+      worst[name] = float(np.maximum(worst[name], np.max(difference)))
   return worst
 
 
@@ -192,7 +193,7 @@ def compare(model: Pretrained, directory: epath.Path) -> Iterator[tuple[str, str
   opened = session(directory / FILE)
   worst = _differences(model, lambda inputs: opened.run(None, inputs))
   change = {}
-  if max(worst.values()) > TOLERANCE:
+  if np.max([*worst.values()]) > TOLERANCE:
     # Much rounding, or a mistake: the change from other last bits tells them apart.
     change = _differences(model, _in_jax(functions.function(verify.last_bits_changed(model))))
   for name, difference in worst.items():
